@@ -1,0 +1,64 @@
+# Everything happens in .venv. Stamp files in it remember what is installed, so a second run installs nothing.
+PYTHON ?= python3
+TORCH  := 2.13.0
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+MADE    := $(VENV)/.made
+PACKAGE := $(VENV)/.package
+CHECKER := $(VENV)/.check-group
+WITH_TORCH := $(VENV)/.torch-$(TORCH)
+
+.PHONY: help demo test check lint docs bench clean
+.NOTPARALLEL:  # two pips must not write into one environment
+
+help:
+	@echo "make demo    simulate a hung 64-rank job in ./demo and diagnose it"
+	@echo "make test    everything: lint, types, all tests, real torch jobs included"
+	@echo "make check   lint, types and the tests that need no torch"
+	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
+	@echo "make bench   measure against torchfrtrace on this machine"
+	@echo "make clean   remove the environment and all caches"
+
+demo: $(PACKAGE)
+	@# A diagnosed hang exits 1, which is what the demonstration is for; anything else is a failure.
+	$(BIN)/rankscope demo -o demo --force || test $$? -eq 1
+
+# torch comes first, so that nothing else can pull in another version of it.
+test: $(WITH_TORCH) lint
+	$(BIN)/python -m pytest -n 2
+
+check: lint
+	$(BIN)/python -m pytest -n 2 -m "not e2e"
+
+lint: $(CHECKER)
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict
+
+docs: $(PACKAGE)
+	$(BIN)/python tools/make_docs.py
+
+bench: $(WITH_TORCH) $(PACKAGE)
+	$(BIN)/python bench/flight_recorder.py
+
+clean:
+	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(MADE):
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade "pip>=25.1"  # the first that reads dependency groups
+	@touch $@
+
+$(WITH_TORCH): | $(MADE)
+	$(PIP) install torch==$(TORCH)
+	@touch $@
+
+$(PACKAGE): pyproject.toml | $(MADE)
+	$(PIP) install --quiet --editable .
+	@touch $@
+
+$(CHECKER): pyproject.toml $(PACKAGE)
+	$(PIP) install --quiet --group check
+	@touch $@

@@ -1,0 +1,32 @@
+"""rankscope: says what went wrong in a PyTorch job, from the traces that it leaves behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Finding", "RankscopeError", "Report", "Trace", "__version__", "diagnose", "load"]
+
+if TYPE_CHECKING:
+    from rankscope.errors import RankscopeError
+    from rankscope.model.finding import Finding, Report
+    from rankscope.model.tables import Trace
+    from rankscope.pipeline import diagnose, load
+
+_HOMES = {
+    "Finding": "rankscope.model.finding",
+    "RankscopeError": "rankscope.errors",
+    "Report": "rankscope.model.finding",
+    "Trace": "rankscope.model.tables",
+    "diagnose": "rankscope.pipeline",
+    "load": "rankscope.pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used, so that `rankscope --help` stays fast."""
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rankscope' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,287 @@
+"""Which process groups there are: identity is (name, ordered members), from whatever the dumps tell.
+
+Yields the tables groups, group_members and group_progress, and fills group_id and peer in collectives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from rankscope.model.tables import MISSING, Array, Table, Text, Trace
+
+Members = tuple[int, ...]
+_SHA1 = re.compile(r"^[0-9a-f]{40}$")
+# torch hashes the members with the number of groups it knows; no job has more groups of the same members than this.
+_MAX_HASH_COUNTER = 4096
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    members: Members
+    desc: str
+    origin: str  # config, world, name-hash or use
+
+    @property
+    def inferred(self) -> bool:
+        return self.origin == "use"
+
+
+def resolve_groups(trace: Trace) -> dict[str, Table]:
+    """The group tables, and collectives with group_id and global peers filled in."""
+    calls = trace.table("collectives")
+    pairs, pair_of_row = _rank_name_pairs(calls)
+    config = _read_config(trace)
+    descs = _descriptions(calls, trace)
+    users: dict[str, set[int]] = defaultdict(set)
+    for rank, name in pairs:
+        users[name].add(rank)
+    world = _world_size(trace, config)
+    found = {pair: _identify(pair[0], pair[1], config, users, descs, world) for pair in pairs}
+    for pair, members in config.items():  # groups that a rank registered but of which its ring kept nothing
+        if pair[1] and pair not in found:
+            found[pair] = Group(pair[1], members, descs.get(pair, ""), "config")
+    groups = sorted(set(found.values()), key=_group_order)
+    number = {group: position for position, group in enumerate(groups)}
+    group_of_pair = np.array([number[found[pair]] for pair in pairs], np.int32)
+    group_ids = group_of_pair[pair_of_row] if len(calls) else np.empty(0, np.int32)
+    peers = _global_peers(groups, group_ids, calls.array("peer"))
+    calls = calls.replaced({"group_id": group_ids, "peer": peers})
+    status = _named_status(trace, found)
+    return {
+        "collectives": calls,
+        "group_status": status,
+        "groups": _group_table(groups),
+        "group_members": _member_table(groups),
+        "group_progress": _progress_table(groups, number, found, calls, status, trace),
+    }
+
+
+def _group_order(group: Group) -> tuple[int, str, Members, str]:
+    return (
+        int(group.name) if group.name.isdigit() and len(group.name) < 10 else 1 << 40,
+        group.name,
+        group.members,
+        group.desc,
+    )
+
+
+def _rank_name_pairs(calls: Table) -> tuple[list[tuple[int, str]], Array]:
+    """The distinct (rank, group name) of the calls, and which of them each row has."""
+    names = calls.text("group_name")
+    keys = calls.array("rank").astype(np.int64) * max(len(names.values), 1) + names.codes
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    n_names = max(len(names.values), 1)
+    return [(int(key) // n_names, names.values[int(key) % n_names]) for key in distinct], inverse
+
+
+def _read_config(trace: Trace) -> dict[tuple[int, str], Members]:
+    config: dict[tuple[int, str], Members] = {}
+    decoded: dict[str, Members] = {}
+    table = trace.table("group_config")
+    for rank, name, members in zip(
+        table.array("rank").tolist(), table.text("name").tolist(), table.text("members").tolist(), strict=True
+    ):
+        if members not in decoded:
+            decoded[members] = tuple(msgspec.json.decode(members))
+        if decoded[members]:
+            config[rank, name] = decoded[members]
+    return config
+
+
+def _descriptions(calls: Table, trace: Trace) -> dict[tuple[int, str], str]:
+    config = trace.table("group_config")
+    descs = dict(
+        zip(
+            zip(config.array("rank").tolist(), config.text("name").tolist(), strict=True),
+            config.text("desc").tolist(),
+            strict=True,
+        )
+    )
+    names, texts = calls.text("group_name"), calls.text("group_desc")
+    keys = (calls.array("rank").astype(np.int64) * max(len(names.values), 1) + names.codes) * max(
+        len(texts.values), 1
+    ) + texts.codes
+    _, rows = np.unique(keys, return_index=True)
+    for row in rows.tolist():
+        descs[int(calls.array("rank")[row]), names[row]] = texts[row]
+    return {pair: "" if desc == "undefined" else desc for pair, desc in descs.items()}
+
+
+def _world_size(trace: Trace, config: dict[tuple[int, str], Members]) -> int:
+    known = set(trace.table("ranks").array("rank").tolist())
+    files = trace.table("files")
+    known.update(files.array("rank")[~files.text("status").equals("ignored")].tolist())
+    for members in set(config.values()):
+        known.update(members)
+    return max(known, default=-1) + 1
+
+
+def _identify(
+    rank: int,
+    name: str,
+    config: dict[tuple[int, str], Members],
+    users: dict[str, set[int]],
+    descs: dict[tuple[int, str], str],
+    world: int,
+) -> Group:
+    desc = descs.get((rank, name), "")
+    if (rank, name) in config:
+        return Group(name, config[rank, name], desc, "config")
+    is_world = desc == "default_pg" or (name == "0" and not desc)
+    if is_world and (rank, "") in config:  # gloo registers its groups before they have a name
+        return Group(name, config[rank, ""], desc, "world")
+    same_name = sorted(user for user in users[name] if descs.get((user, name), "") == desc)
+    for other in same_name:
+        if rank in config.get((other, name), ()):
+            return Group(name, config[other, name], desc, "config")
+    if _SHA1.match(name):
+        hashed = _members_by_hash(name, same_name, world, users)
+        if hashed:
+            return Group(name, hashed, desc, "name-hash")
+    return Group(name, tuple(range(world)) if is_world else tuple(same_name), desc, "use")
+
+
+def _members_by_hash(name: str, users: Sequence[int], world: int, everyone: dict[str, set[int]]) -> Members | None:
+    """torch names some groups by the sha1 of their members: a guess that gives the same hash is proven right."""
+    seen = set().union(*everyone.values())
+    unseen = [rank for rank in range(world) if rank not in seen]
+    guesses: list[Iterable[int]] = [users, *([*users, rank] for rank in unseen[:64]), [*users, *unseen]]
+    for guess in guesses:
+        members = sorted(set(guess))
+        stem = "_".join(map(str, members)).encode()
+        for counter in range(_MAX_HASH_COUNTER if guess is users else 256):
+            if hashlib.sha1(stem + b"_%d" % counter, usedforsecurity=False).hexdigest() == name:
+                return tuple(members)
+    return None
+
+
+def _global_peers(groups: Sequence[Group], group_ids: Array, peers: Array) -> Array:
+    """Dumps name the peer of a transfer by its position in the (unsorted) member list."""
+    rows = np.flatnonzero(peers >= 0)
+    if not len(rows):
+        return peers
+    starts = np.cumsum([0, *(len(group.members) for group in groups)])
+    members = np.array([rank for group in groups for rank in group.members] + [MISSING], np.int32)
+    sizes = np.diff(starts)[group_ids[rows]]
+    position = np.where(peers[rows] < sizes, starts[:-1][group_ids[rows]] + peers[rows], len(members) - 1)
+    mapped = peers.copy()
+    mapped[rows] = members[position]
+    return mapped
+
+
+def _named_status(trace: Trace, found: dict[tuple[int, str], Group]) -> Table:
+    """Counters are kept by process-local number; those whose calls were all evicted get their name by elimination."""
+    status = trace.table("group_status")
+    names = status.text("group_name").tolist()
+    if all(names):
+        return status
+    unnamed: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    taken: dict[int, set[str]] = defaultdict(set)
+    ranks, numbers = status.array("rank").tolist(), status.array("pg_id").tolist()
+    for row, (rank, number, name) in enumerate(zip(ranks, numbers, names, strict=True)):
+        if name:
+            taken[rank].add(name)
+        else:
+            unnamed[rank].append((number, row))
+    for rank, rows in unnamed.items():
+        free = sorted((g for (r, n), g in found.items() if r == rank and n not in taken[rank]), key=_group_order)
+        if len(free) == len(rows) and (len(free) == 1 or all(group.name.isdigit() for group in free)):
+            for (_, row), group in zip(sorted(rows), free, strict=True):
+                names[row] = group.name
+    return status.replaced({"group_name": Text.encode(names)})
+
+
+def _group_table(groups: Sequence[Group]) -> Table:
+    return Table.from_rows(
+        "groups",
+        [
+            {
+                "group_id": number,
+                "name": group.name,
+                "desc": group.desc,
+                "size": len(group.members),
+                "origin": group.origin,
+                "inferred": group.inferred,
+            }
+            for number, group in enumerate(groups)
+        ],
+    )
+
+
+def _member_table(groups: Sequence[Group]) -> Table:
+    sizes = np.array([len(group.members) for group in groups], np.int64)
+    return Table(
+        "group_members",
+        {
+            "group_id": np.repeat(np.arange(len(groups), dtype=np.int32), sizes),
+            "group_rank": np.array([place for group in groups for place in range(len(group.members))], np.int32),
+            "rank": np.array([rank for group in groups for rank in group.members], np.int32),
+        },
+    )
+
+
+def _progress_table(
+    groups: Sequence[Group],
+    number: dict[Group, int],
+    found: dict[tuple[int, str], Group],
+    calls: Table,
+    status: Table,
+    trace: Trace,
+) -> Table:
+    """Per member: the window of sequence numbers that its ring kept, widened by the counters that never wrap."""
+    windows = _kept_windows(calls)
+    # In a group with transfers torch's counters hold the number of the last call of either kind: no frontier.
+    mixed = set(calls.array("group_id")[calls.array("is_p2p")].tolist())
+    counters: dict[tuple[int, int], tuple[int, int]] = {}
+    for row in status.rows():
+        group = found.get((row["rank"], row["group_name"]))
+        if group is not None and number[group] not in mixed:
+            counters[number[group], row["rank"]] = (row["last_enqueued"], row["last_completed"])
+    ranks = trace.table("ranks")
+    n_dropped = dict(zip(ranks.array("rank").tolist(), ranks.array("n_dropped").tolist(), strict=True))
+    files = trace.table("files")
+    cut = set(files.array("rank")[files.text("status").equals("damaged")].tolist())
+    rows = []
+    for group_id, group in enumerate(groups):
+        for rank in group.members:
+            first, last, n_kept = windows.get((group_id, rank), (MISSING, MISSING, 0))
+            enqueued, completed = counters.get((group_id, rank), (MISSING, MISSING))
+            has_counter = (group_id, rank) in counters
+            # A cut dump has lost its newest calls: only its counters tell how far the rank came.
+            known = rank in n_dropped and (has_counter or (rank not in cut and (n_kept > 0 or n_dropped[rank] == 0)))
+            rows.append((group_id, rank, first, max(last, enqueued), completed, n_kept, known))
+    columns = np.array(rows, np.int64).reshape(-1, 7)
+    names = ("group_id", "rank", "first_seq", "last_seq", "last_completed", "n_kept", "known")
+    kinds = (np.int32, np.int32, np.int64, np.int64, np.int64, np.int64, np.bool_)
+    return Table(
+        "group_progress",
+        {name: columns[:, place].astype(kind) for place, (name, kind) in enumerate(zip(names, kinds, strict=True))},
+    )
+
+
+def _kept_windows(calls: Table) -> dict[tuple[int, int], tuple[int, int, int]]:
+    is_collective = np.flatnonzero(~calls.array("is_p2p") & ~calls.text("role").equals("member"))
+    groups = calls.array("group_id")[is_collective].astype(np.int64)
+    ranks, seqs = calls.array("rank")[is_collective], calls.array("seq")[is_collective]
+    keys = groups << 32 | ranks
+    order = np.argsort(keys, kind="stable")
+    keys, seqs = keys[order], seqs[order]
+    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])) if len(keys) else np.empty(0, np.int64)
+    if not len(starts):
+        return {}
+    first, last = np.minimum.reduceat(seqs, starts), np.maximum.reduceat(seqs, starts)
+    counts = np.diff(np.append(starts, len(keys)))
+    return {
+        (key >> 32, key & 0xFFFFFFFF): (low, high, count)
+        for key, low, high, count in zip(
+            keys[starts].tolist(), first.tolist(), last.tolist(), counts.tolist(), strict=True
+        )
+    }

@@ -1,0 +1,272 @@
+"""Compares what ranks did as sequences of calls: what follows a call, where a rank leaves the common path, and how.
+
+A token stands for one call of the program (group role, operation, sizes, type, user's lines). Ranks of equal role run
+the same sequence of tokens, so a reference for one rank is found among its siblings or in its own earlier steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from rankscope.analyze.view import JobView, derived
+from rankscope.model.tables import Array, Trace
+
+Basis = Literal["siblings", "history"]
+_CONTEXT = 6  # calls before a divergence that must agree for two ranks to count as running the same program
+_LOOK_AHEAD = 64  # calls after a divergence that are compared
+_MAX_SHIFT = 4
+_MEMORY = 4096  # calls of its own past that a rank is compared with
+_MAX_CANDIDATES = 64
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How a rank's calls fit the reference again: `skipped` leaves out n calls, `repeated` makes n more."""
+
+    kind: Literal["skipped", "repeated", "swapped"]
+    n_calls: int
+    n_agreeing: int  # calls after it that match the reference when shifted
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the program does from some call on, first the call itself, and who says so."""
+
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The call at which a rank left the common path, what was expected there, and how it fits again."""
+
+    row: int
+    expected: Reference
+    shift: Shift
+
+
+class Programs:
+    """All ranks' calls in program order as tokens."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.view = derived(trace, JobView)
+        view = self.view
+        groups = trace.table("groups")
+        classes: dict[tuple[str, int], int] = {}
+        sizes = groups.array("size").tolist()
+        descs = groups.text("desc").tolist()
+        # Groups without a description are siblings only of themselves: nothing says that they play the same role.
+        self.group_class = np.array(
+            [
+                classes.setdefault((desc or f"#{number}", size), len(classes))
+                for number, (desc, size) in enumerate(zip(descs, sizes, strict=True))
+            ]
+            or [0],
+            np.int64,
+        )
+        row_class = self.group_class[view.group]
+        self.row_class = row_class
+        # Recoded to stay small: the class times the token would overflow on jobs with many groups and sites.
+        _, token = np.unique(view.signatures.token, return_inverse=True)
+        self.token: Array = token.astype(np.int64) * (int(row_class.max(initial=0)) + 1) + row_class
+
+    @cached_property
+    def _position(self) -> Array:
+        """Row -> its place in view.program."""
+        places = np.full(len(self.view.calls), -1, np.int64)
+        places[self.view.program] = np.arange(len(self.view.program))
+        return places
+
+    @cached_property
+    def _collectives_by_key(self) -> tuple[Array, Array]:
+        view = self.view
+        rows = np.flatnonzero(~view.is_p2p & ~view.is_member)
+        keys = self.row_class[rows] << 40 | view.seq[rows]
+        order = np.argsort(keys, kind="stable")
+        return keys[order], rows[order]
+
+    def rows_at(self, group: int, seq: int) -> Array:
+        """Calls with this sequence number in the group and in its siblings (same description and size)."""
+        keys, rows = self._collectives_by_key
+        key = int(self.group_class[group]) << 40 | seq
+        return rows[np.searchsorted(keys, key, "left") : np.searchsorted(keys, key, "right")]
+
+    def following(self, row: int, limit: int = _LOOK_AHEAD) -> Array:
+        """The row and the calls that its rank made after it."""
+        start = int(self._position[row])
+        _, end = self.view._program_bounds[int(self.view.rank[row])]
+        return self.view.program[start : min(start + limit, end)]
+
+    def preceding(self, row: int, limit: int = _CONTEXT) -> Array:
+        """The calls that the rank made before it, oldest first."""
+        end = int(self._position[row])
+        start, _ = self.view._program_bounds[int(self.view.rank[row])]
+        return self.view.program[max(start, end - limit) : end]
+
+    def same_context(self, row: int, other: int) -> bool:
+        """True when the two ranks' calls right before these agree, as far as both kept them."""
+        mine, theirs = self.token[self.preceding(row)], self.token[self.preceding(other)]
+        n_both = min(len(mine), len(theirs))
+        return bool(np.array_equal(mine[len(mine) - n_both :], theirs[len(theirs) - n_both :]))
+
+    def reference(self, row: int, normal_rows: Sequence[int]) -> Reference | None:
+        """What should have followed: from the rank that ran furthest past the same call, else from earlier steps."""
+        candidates = [other for other in normal_rows[:_MAX_CANDIDATES] if self.same_context(row, other)]
+        references = [self._reference(other, "siblings") for other in candidates or normal_rows[:1]]
+        best = max(references, key=lambda reference: len(reference.rows), default=None)
+        if best is None or len(best.rows) > 1:
+            return best
+        return self.earlier(best.rows[0]) or best
+
+    def earlier(self, row: int) -> Reference | None:
+        """The newest earlier occurrence of the same call after the same calls on the same rank, and what followed it."""
+        before = self.preceding(row, limit=_MEMORY)
+        context = self.token[self.preceding(row)]
+        for length in dict.fromkeys((len(context), 2, 1)):
+            if 0 < length <= len(context):
+                found = self._occurrence(before, np.append(context[-length:], self.token[row]))
+                if found is not None:
+                    return self._reference(found, "history")
+        return None
+
+    def predicted(self, row: int) -> Reference | None:
+        """What the rank itself did in its earlier steps after the same calls: first the call expected at `row`."""
+        before = self.preceding(row, limit=_MEMORY)
+        for length in (_CONTEXT, 3):
+            if len(before) > length:
+                found = self._occurrence(before, self.token[before[-length:]], follow=True)
+                if found is not None:
+                    return self._reference(found, "history")
+        return None
+
+    def _occurrence(self, before: Array, pattern: Array, follow: bool = False) -> int | None:
+        """The row of the newest place where the pattern ends (or, with `follow`, of the call after it)."""
+        tokens = self.token[before]
+        ends = np.flatnonzero(tokens == pattern[-1])
+        for end in ends[::-1].tolist():
+            start = end - len(pattern) + 1
+            if start >= 0 and end + follow < len(tokens) and np.array_equal(tokens[start : end + 1], pattern):
+                return int(before[end + follow])
+        return None
+
+    def _reference(self, row: int, basis: Basis) -> Reference:
+        rows = self.following(row)
+        return Reference(tuple(self.token[rows].tolist()), tuple(rows.tolist()), basis)
+
+    def departure(self, rank: int, siblings: Sequence[int]) -> Departure | None:
+        """The call at which the rank left the path of its siblings, else of its own earlier steps, if a shift explains it."""
+        compared = [self._compare(rank, sibling) for sibling in siblings[:_MAX_CANDIDATES]]
+        of_same_role = [result for result in compared if result is not None]
+        departures = [result for result in of_same_role if isinstance(result, Departure)]
+        if 2 * len(departures) < len(of_same_role):
+            return None
+        if of_same_role:
+            # With as many siblings on its side as against it, the rank's own past decides who left the path.
+            is_even = len(of_same_role) < 2 or 2 * len(departures) == len(of_same_role)
+            return None if not departures or (is_even and self._is_usual(departures[0].row)) else departures[0]
+        return self._departure_from_past(rank)
+
+    def usual_successor(self, row: int) -> int | None:
+        """The token that most ranks have after the call before this one, whatever they did earlier; None without a majority."""
+        before = self.preceding(row, 1)
+        if not len(before) or self.view.is_p2p[before[0]]:
+            return None
+        anchor = int(before[0])
+        same = self.rows_at(int(self.view.group[anchor]), int(self.view.seq[anchor]))
+        same = same[(self.token[same] == self.token[anchor]) & (self.view.rank[same] != self.view.rank[anchor])]
+        nexts = Counter(
+            int(self.token[rows[1]]) for other in same.tolist() if len(rows := self.following(other, 2)) > 1
+        )
+        top = nexts.most_common(2)
+        return top[0][0] if top and (len(top) == 1 or top[0][1] > top[1][1]) and top[0][1] > 1 else None
+
+    def _is_usual(self, row: int) -> bool:
+        expected = self.predicted(row)
+        return expected is not None and expected.tokens[0] == self.token[row]
+
+    def _departure_from_past(self, rank: int) -> Departure | None:
+        for row in self.view.rows_of(rank)[-_LOOK_AHEAD:][::-1].tolist():
+            expected = self.predicted(row)
+            if expected is not None and expected.tokens[0] != self.token[row]:
+                shift = self.shift(row, expected)
+                if shift is not None:
+                    return Departure(row, expected, shift)
+        return None
+
+    def _compare(self, rank: int, sibling: int) -> Departure | Literal["same"] | None:
+        """Where the rank leaves the sibling's path; "same" when it does not; None when they cannot be compared."""
+        mine, theirs = self.view.rows_of(rank), self.view.rows_of(sibling)
+        start = self._common_start(mine, theirs)
+        if start is None:
+            return None
+        mine, theirs = mine[start[0] :], theirs[start[1] :]
+        n_both = min(len(mine), len(theirs))
+        differs = np.flatnonzero(self.token[mine[:n_both]] != self.token[theirs[:n_both]])
+        if not len(differs):
+            # A sibling whose record ends earlier says nothing about the rest.
+            return "same" if _CONTEXT <= len(mine) <= len(theirs) else None
+        # Ranks of another role differ right away: they are no measure for this one.
+        if differs[0] < _CONTEXT:
+            return None
+        row, expected = int(mine[differs[0]]), self._reference(int(theirs[differs[0]]), "siblings")
+        shift = self.shift(row, expected)
+        return None if shift is None else Departure(row, expected, shift)
+
+    def shift(self, row: int, expected: Reference) -> Shift | None:
+        before = self.preceding(row, 1)
+        previous = int(self.token[before[0]]) if len(before) else None
+        return explain_shift(self.token[self.following(row)].tolist(), expected.tokens, previous)
+
+    def _common_start(self, mine: Array, theirs: Array) -> tuple[int, int] | None:
+        """The oldest collective that both still have, by role of the group and sequence number."""
+        keys_mine, keys_theirs = self._keys(mine), self._keys(theirs)
+        shared, first_mine, first_theirs = np.intersect1d(keys_mine, keys_theirs, return_indices=True)
+        usable = np.flatnonzero(shared >= 0)
+        if not len(usable):
+            return None
+        start = usable[np.argmin(first_mine[usable])]
+        return int(first_mine[start]), int(first_theirs[start])
+
+    def _keys(self, rows: Array) -> Array:
+        keys = self.row_class[rows] << 40 | self.view.seq[rows]
+        return np.where(self.view.is_p2p[rows], -1, keys)
+
+
+def explain_shift(actual: Sequence[int], expected: Sequence[int], previous: int | None) -> Shift | None:
+    """How `actual` (from the first difference on) fits `expected`: calls left out, made once more, or swapped."""
+    if len(actual) > 1 and len(expected) > 1 and actual[0] == expected[1] and actual[1] == expected[0]:
+        n_agreeing = _agreement(actual[2:], expected[2:])
+        if n_agreeing is not None:
+            return Shift("swapped", 1, n_agreeing + 2)
+    if _agreement(actual[1:], expected[1:]):
+        return None  # one call was another, and all is in step again
+    found: list[Shift] = []
+    for n_calls in range(1, _MAX_SHIFT + 1):
+        n_skip = _agreement(actual, expected[n_calls:])
+        if n_skip:
+            found.append(Shift("skipped", n_calls, n_skip))
+        n_extra = _agreement(actual[n_calls:], expected)
+        if n_extra:
+            found.append(Shift("repeated", n_calls, n_extra))
+    if found:
+        return max(found, key=lambda shift: (shift.n_agreeing, -shift.n_calls, shift.kind == "skipped"))
+    if previous is not None and actual and actual[0] == previous:
+        return Shift("repeated", 1, 0)
+    return None
+
+
+def _agreement(first: Sequence[int], second: Sequence[int]) -> int | None:
+    """How many calls both have, all of them equal; None when one differs."""
+    n_both = min(len(first), len(second))
+    return n_both if list(first[:n_both]) == list(second[:n_both]) else None
+
+
+def programs_of(trace: Trace) -> Programs:
+    return derived(trace, Programs)

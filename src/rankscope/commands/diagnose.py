@@ -1,0 +1,112 @@
+"""`rankscope diagnose`: the answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.commands import output
+from rankscope.render import RENDERERS, Options, load_renderer
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from rankscope.model.finding import Report
+
+HELP = "say what went wrong: ranked findings with their evidence"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="a trace, a folder of traces or an archive of them")
+    output.add_output_options(parser)
+    output.add_file_options(parser, RENDERERS)
+    parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
+    parser.add_argument("--no-source", action="store_true", help="leave out the lines of source code")
+    parser.add_argument(
+        "--fail-on",
+        choices=("error", "warning", "info", "never"),
+        default="error",
+        help="exit with 1 when a finding is at least this severe (default: error)",
+    )
+    parser.add_argument("--prefix", help="read only files whose names begin so, the rest of the name being the rank")
+    parser.add_argument(
+        "--jobs", type=positive_int, metavar="N", help="processes that read files (default: one per core)"
+    )
+
+
+def positive_int(text: str) -> int:
+    from argparse import ArgumentTypeError
+
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a number of processes")
+    return int(text)
+
+
+def run(args: Namespace) -> int:
+    from rankscope import pipeline
+
+    chosen = _format(args)
+    if args.output:
+        output.check_writable(args.output, args.force)
+    with output.ReadProgress() as progress:
+        trace = pipeline.load(args.paths, prefix=args.prefix, jobs=args.jobs, progress=progress)
+    report = pipeline.diagnose(trace)
+    show(report, chosen, args)
+    return exit_code(report, args.fail_on)
+
+
+def show(report: Report, chosen: str, args: Namespace) -> None:
+    import sys
+
+    from rankscope.model.finding import count_noun
+
+    lines = load_renderer(chosen)(report, _options(report, args))
+    if args.output:
+        output.write_file(args.output, lines, args.force)
+        sys.stderr.write(f"Wrote {count_noun(len(report.findings), 'finding')} to {args.output}\n")
+    else:
+        output.print_lines(lines)
+
+
+def exit_code(report: Report, fail_on: str) -> int:
+    from rankscope.model.finding import SEVERITIES
+
+    if fail_on == "never":
+        return 0
+    failing = SEVERITIES[: [*SEVERITIES].index(fail_on) + 1]  # type: ignore[arg-type]
+    return int(any(finding.severity in failing for finding in report.findings))
+
+
+def next_command(report: Report) -> str:
+    """The command most worth running after this answer."""
+    import shlex
+
+    if report.findings:
+        return f"rankscope explain {report.findings[0].code}"
+    paths = " ".join(map(shlex.quote, report.capture.paths))
+    return f"rankscope fr {paths} -j" if "flight_recorder" in report.capture.sources else f"rankscope tables {paths}"
+
+
+def _format(args: Namespace) -> str:
+    from rankscope.errors import UsageError
+
+    if not args.output:
+        return "json" if args.json else "txt"
+    chosen = output.output_format(args.output, RENDERERS)
+    if args.json and chosen != "json":
+        raise UsageError(f"--json does not go with -o {args.output}", "drop --json, or name a .json file")
+    return chosen
+
+
+def _options(report: Report, args: Namespace) -> Options:
+    import os
+    import sys
+
+    to_terminal = not args.output
+    return Options(
+        color=to_terminal and output.wants_color(args.color, sys.stdout),
+        width=output.text_width(sys.stdout) if to_terminal else None,
+        show_all=args.all,
+        source=not args.no_source,
+        base=os.getcwd(),
+        next_command=next_command(report),
+    )

@@ -1,0 +1,145 @@
+"""What the commands share: output options, colour and width of the terminal, files written safely, progress.
+
+The environment is read here and nowhere below.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rankscope.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+    from types import TracebackType
+
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+MIN_WIDTH, MAX_WIDTH = 40, 120
+PROGRESS_DELAY_S = 0.7
+PROGRESS_INTERVAL_S = 0.1
+
+
+def add_output_options(parser: ArgumentParser) -> None:
+    """The options of every command that answers with text."""
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="colour the text (default: on a terminal)"
+    )
+
+
+def add_file_options(parser: ArgumentParser, formats: Iterable[str]) -> None:
+    extensions = ", ".join(f".{name}" for name in formats)
+    parser.add_argument("-o", "--output", metavar="FILE", help=f"write to FILE; its extension decides: {extensions}")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
+
+
+def wants_color(choice: str, stream: TextIO) -> bool:
+    if choice != "auto":
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return os.environ["FORCE_COLOR"] != "0"
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def text_width(stream: TextIO) -> int | None:
+    """Where lines should end; None when no person reads them directly."""
+    if not stream.isatty():
+        return None
+    import shutil
+
+    return max(MIN_WIDTH, min(shutil.get_terminal_size().columns, MAX_WIDTH))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def print_json(value: Any) -> None:
+    from rankscope.render.as_json import dumps
+
+    print_lines([dumps(value)])
+
+
+def output_format(path: str, formats: Iterable[str]) -> str:
+    """The format that the extension of `path` stands for."""
+    known = list(formats)
+    name = os.path.splitext(path)[1].lower().removeprefix(".")
+    if name not in known:
+        raise UsageError(f"cannot tell the format of {path!r} from its extension", f"use one of .{', .'.join(known)}")
+    return name
+
+
+def check_writable(path: str, force: bool) -> None:
+    """Refuses before the work is done, not after."""
+    if os.path.lexists(path) and not force:
+        raise OutputError(f"{path} exists already", "choose another name, or give --force to overwrite it")
+    if os.path.isdir(path):
+        raise OutputError(f"{path} is a folder", "give the name of a file")
+    folder = os.path.dirname(path) or os.curdir
+    if not os.path.isdir(folder):
+        raise OutputError(f"there is no folder {folder}", f"make it first: mkdir -p {folder}")
+
+
+def write_file(path: str, lines: Iterable[str], force: bool) -> None:
+    """All or nothing: the lines go to a file beside, which then takes the name."""
+    check_writable(path, force)
+    part = f"{path}.part-{os.getpid()}"
+    try:
+        with open(part, "x", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        os.replace(part, path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}", "choose a folder that you may write to") from error
+    finally:
+        if os.path.lexists(part):
+            os.unlink(part)
+
+
+class ReadProgress:
+    """A bar on stderr, drawn only on a terminal and only once the wait is long enough to make one wonder.
+
+    It repaints from within the calls rather than from a thread of its own: the readers fork.
+    """
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._next_paint = time.monotonic() + PROGRESS_DELAY_S
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> ReadProgress:
+        return self
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        now = time.monotonic()
+        if not self._is_shown or now < self._next_paint:
+            return
+        self._next_paint = now + PROGRESS_INTERVAL_S
+        if self._bar is None or self._task is None:
+            self._bar, self._task = _start_bar()
+        self._bar.update(self._task, completed=done, total=total, description=what, refresh=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _start_bar() -> tuple[Bar, TaskID]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    # No markup: the description may be a file's name.
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    bar.start()
+    return bar, bar.add_task("")

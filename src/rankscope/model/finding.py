@@ -1,0 +1,173 @@
+"""What rankscope says: findings, their evidence, and the report that holds them.
+
+`rankscope ... --json` prints exactly these records, and the JSON schema in docs/ is generated from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Severity = Literal["error", "warning", "info"]
+Certainty = Literal["certain", "likely", "possible"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+SCHEMA_NAME = "rankscope.report/1"
+
+
+class Location(msgspec.Struct, frozen=True):
+    """A place in the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+
+class GroupRef(msgspec.Struct, frozen=True):
+    """A process group; `inferred` says that its members were not recorded but concluded."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    inferred: bool = False
+
+
+class CollectiveRef(msgspec.Struct, frozen=True):
+    """A logical collective, or a transfer when `p2p`."""
+
+    seq: int
+    op: str
+    p2p: bool = False
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One column of a comparison: the ranks that behaved alike and one cell per row."""
+
+    label: str
+    ranks: tuple[int, ...]
+    cells: tuple[str, ...]
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Both sides of the evidence, row by row; `mark` is the row where they first differ."""
+
+    heading: str
+    keys: tuple[str, ...]
+    sides: tuple[Side, ...]
+    mark: int = -1
+
+
+class StackGroup(msgspec.Struct, frozen=True):
+    """Ranks that share one call stack; torch's own frames are left out."""
+
+    ranks: tuple[int, ...]
+    label: str
+    frames: tuple[Location, ...]
+    n_hidden: int = 0
+
+
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why the finding is true: what is certain, what is likely, and the data behind it."""
+
+    certain: tuple[str, ...] = ()
+    likely: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    comparison: Comparison | None = None
+    stacks: tuple[StackGroup, ...] = ()
+    waiting_ns: int | None = None
+    n_blocked: int | None = None
+    facts: dict[str, Any] = {}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that is wrong. `ranks` are the culprits; `location` is their own line of code."""
+
+    code: str
+    rule: str
+    severity: Severity
+    certainty: Certainty
+    title: str
+    ranks: tuple[int, ...] = ()
+    group: GroupRef | None = None
+    collective: CollectiveRef | None = None
+    location: Location | None = None
+    peer_location: Location | None = None
+    evidence: Evidence = Evidence()
+    help: str = ""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """Whether a rule could be checked, and if not, why."""
+
+    rule: str
+    status: Literal["ran", "skipped"]
+    why: str = ""
+
+
+class Capture(msgspec.Struct, frozen=True):
+    """What was given: where it lies, whose it is, and what kinds of traces it holds."""
+
+    paths: tuple[str, ...]
+    ranks: tuple[int, ...]
+    world_size: int
+    sources: dict[str, int]
+    hosts: tuple[str, ...] = ()
+    n_groups: int = 0
+    n_calls: int = 0
+    first_ns: int | None = None
+    last_ns: int | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The answer: findings in order of importance, the first being the root cause."""
+
+    schema: str
+    capture: Capture
+    findings: tuple[Finding, ...]
+    checks: tuple[Check, ...]
+    effects: tuple[Finding, ...] = ()
+
+    def count(self, severity: Severity) -> int:
+        return sum(finding.severity == severity for finding in self.findings)
+
+
+def format_ranks(ranks: tuple[int, ...] | list[int] | set[int], limit: int = 0) -> str:
+    """Compresses a set of ranks: 0-511,513. Arithmetic strides of 3 or more print as 1,17,...,1009 beyond `limit` parts."""
+    ordered = sorted(set(ranks))
+    parts: list[str] = []
+    start = 0
+    for end in range(1, len(ordered) + 1):
+        if end == len(ordered) or ordered[end] != ordered[end - 1] + 1:
+            first, last = ordered[start], ordered[end - 1]
+            parts.append(str(first) if first == last else f"{first},{last}" if last == first + 1 else f"{first}-{last}")
+            start = end
+    if limit and len(parts) > limit:
+        parts = [*parts[: limit - 1], "...", parts[-1]]
+    return ",".join(parts)
+
+
+def count_noun(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def format_duration(nanoseconds: int) -> str:
+    """For people: 10 min 0 s, 3.2 s, 41 ms."""
+    seconds = nanoseconds / 1e9
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+    if seconds >= 60:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    if seconds >= 0.001:
+        return f"{seconds * 1e3:.0f} ms"
+    return f"{seconds * 1e6:.0f} us"
+
+
+def ranks_phrase(ranks: tuple[int, ...] | list[int] | set[int], limit: int = 6) -> str:
+    """`rank 3`, `ranks 1,2`, `512 ranks (0-511)`."""
+    if len(ranks) == 1:
+        return f"rank {next(iter(ranks))}"
+    if len(ranks) <= limit:
+        return f"ranks {format_ranks(ranks)}"
+    return f"{count_noun(len(ranks), 'rank')} ({format_ranks(ranks, limit)})"

@@ -1,0 +1,35 @@
+"""Readers: one file per trace format, each with NAME, sniff(head, name) and read(source)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Protocol, cast
+
+from rankscope.model.tables import Table
+from rankscope.read.files import Source
+
+# In the order in which they are asked. Other packages add theirs by the entry point group `rankscope.readers`.
+READERS = ("flight_recorder",)
+ENTRY_POINTS = "rankscope.readers"
+
+
+class Reader(Protocol):
+    NAME: str
+
+    def sniff(self, head: bytes, name: str) -> bool:
+        """True when the file is of this format, judged by its first bytes and its name."""
+
+    def read(self, source: Source) -> Iterator[Table]:
+        """The tables of one file. Raises BadFileError when nothing of it is usable."""
+
+
+def own_readers() -> list[Reader]:
+    return [cast(Reader, importlib.import_module(f"rankscope.read.{name}")) for name in READERS]
+
+
+def entry_point_readers() -> list[Reader]:
+    """Readers of other packages; looked up only for files that no own reader knows, as the look-up is slow."""
+    from importlib.metadata import entry_points
+
+    return [cast(Reader, point.load()) for point in entry_points(group=ENTRY_POINTS)]

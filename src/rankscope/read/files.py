@@ -1,0 +1,253 @@
+"""Finds the files of a capture: folders, archives, compressed files; rank and host from their names."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import os
+import re
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, BinaryIO, cast
+
+from rankscope.errors import BadFileError, InputError
+
+HEAD_BYTES = 4096
+# A compressed file may unfold to far more than it is; beyond this it is an attack or a mistake, not a trace.
+MAX_UNPACKED_BYTES = 16 << 30
+MAX_UNPACKED_RATIO = 200
+MIN_UNPACKED_LIMIT = 256 << 20
+
+_SUFFIX = re.compile(r"\.(json|pickle|pkl|pt|bin|trace|dump|gz|zst)$", re.IGNORECASE)
+_LAST_INTEGER = re.compile(r"(\d+)(?!.*\d)")
+# Words that dump prefixes are made of. What is left of a name without them and the rank is the host.
+_PREFIX_WORDS = re.compile(r"(comm_lib|nccl|rankscope|torchcomms|fr)?_?(trace_rank|trace|rank|dump)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file to read: on disk, or inside a zip (`member`) or a tar (`offset`, `length`)."""
+
+    path: Path
+    shown: str
+    n_bytes: int
+    rank: int = -1
+    host: str = ""
+    file_id: int = -1
+    member: str = ""
+    offset: int = -1
+
+    def open(self) -> BinaryIO:
+        """The content as a buffered stream, with gzip undone."""
+        try:
+            raw = self._open_raw()
+            if raw.peek(2)[:2] == b"\x1f\x8b":
+                limit = max(MIN_UNPACKED_LIMIT, self.n_bytes * MAX_UNPACKED_RATIO)
+                return cast(BinaryIO, io.BufferedReader(_Unpacked(raw, limit), 1 << 16))
+            return cast(BinaryIO, raw)
+        except (OSError, zipfile.BadZipFile, RuntimeError) as error:
+            raise BadFileError(f"cannot be opened: {_reason(error)}", "check the file's permissions") from error
+
+    def _open_raw(self) -> io.BufferedReader:
+        if self.member:
+            data = _zip_archive(str(self.path)).open(self.member)
+            return io.BufferedReader(cast(io.RawIOBase, data), 1 << 16)
+        if self.offset >= 0:
+            return io.BufferedReader(_Slice(self.path, self.offset, self.n_bytes), 1 << 16)
+        return open(self.path, "rb", buffering=1 << 16)
+
+    def head(self) -> bytes:
+        """The first bytes of the content, for recognising the format; empty when there are none."""
+        try:
+            with self.open() as stream:
+                return stream.read(HEAD_BYTES)
+        except (OSError, EOFError, zlib.error) as error:
+            raise BadFileError(f"cannot be read: {_reason(error)}", "copy the file again") from error
+
+
+class _Slice(io.RawIOBase):
+    """A byte range of a file: a member of an uncompressed tar, read without unpacking it."""
+
+    def __init__(self, path: Path, offset: int, length: int) -> None:
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed with the slice
+        self._file.seek(offset)
+        self._left = length
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        n_read = self._file.readinto(memoryview(buffer)[: self._left]) or 0
+        self._left -= n_read
+        return n_read
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _Unpacked(io.RawIOBase):
+    """A gzip stream that stops at its limit instead of filling the memory."""
+
+    def __init__(self, packed: IO[bytes], limit: int) -> None:
+        self._packed = packed
+        self._stream = gzip.GzipFile(fileobj=packed)
+        self._left = limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        n_read = self._stream.readinto(buffer)
+        self._left -= n_read
+        if self._left < 0:
+            raise OSError("unpacks to far more than a trace would")
+        return n_read
+
+    def close(self) -> None:
+        self._stream.close()
+        self._packed.close()
+        super().close()
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A path that could not even be looked at."""
+
+    shown: str
+    problem: str
+    hint: str
+
+
+def find_sources(paths: Sequence[str]) -> tuple[list[Source], list[Unreadable]]:
+    """Everything at the given paths, folders and archives unfolded, in a fixed order."""
+    sources: list[Source] = []
+    unreadable: list[Unreadable] = []
+    for given in paths:
+        path = Path(given)
+        if not path.exists():
+            raise InputError(f"{given}: no such file or folder", "give the folder that holds the dumps of all ranks")
+        if path.is_dir():
+            found, failed = _walk(path)
+            unreadable += failed
+        else:
+            found = [path]
+        for file in found:
+            try:
+                sources += _unfold(file)
+            except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+                unreadable.append(Unreadable(str(file), f"cannot be opened: {_reason(error)}", "copy the file again"))
+    unique = {(source.path, source.member, source.offset): source for source in sources}
+    return list(unique.values()), unreadable
+
+
+def _walk(folder: Path) -> tuple[list[Path], list[Unreadable]]:
+    failed: list[Unreadable] = []
+
+    def note_failure(error: OSError) -> None:
+        failed.append(Unreadable(str(error.filename), f"cannot be listed: {_reason(error)}", "check its permissions"))
+
+    found: list[Path] = []
+    for root, folders, names in os.walk(folder, onerror=note_failure):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files = (Path(root, name) for name in sorted(names, key=_natural_key) if not name.startswith("."))
+        found += [file for file in files if file.is_file()]  # leaves out pipes and sockets, which would block
+    return found, failed
+
+
+def _unfold(path: Path) -> Iterator[Source]:
+    name = path.name.lower()
+    if name.endswith((".tar", ".tar.gz", ".tgz")):
+        yield from _tar_members(path, compressed=not name.endswith(".tar"))
+    elif name.endswith(".zip"):
+        for info in _zip_archive(str(path)).infolist():
+            if not info.is_dir() and info.file_size <= MAX_UNPACKED_BYTES:
+                yield Source(path, f"{path}!{info.filename}", info.file_size, member=info.filename)
+    else:
+        yield Source(path, str(path), path.stat().st_size)
+
+
+def _tar_members(path: Path, compressed: bool) -> Iterator[Source]:
+    plain = _unpacked(str(path)) if compressed else path
+    with tarfile.open(plain, "r:") as archive:
+        for info in archive:
+            if info.isfile():
+                yield Source(plain, f"{path}!{info.name}", info.size, offset=info.offset_data)
+
+
+@functools.lru_cache(maxsize=8)
+def _zip_archive(path: str) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path)
+
+
+@functools.lru_cache(maxsize=8)
+def _unpacked(path: str) -> Path:
+    """A compressed tar cannot be entered at a member: it is unpacked once, aside, and deleted at exit."""
+    folder = _scratch_folder()
+    handle, name = tempfile.mkstemp(suffix=".tar", dir=folder.name)
+    with gzip.open(path, "rb") as packed, os.fdopen(handle, "wb") as plain:
+        copy_limited(packed, plain)
+    return Path(name)
+
+
+@functools.lru_cache(maxsize=1)
+def _scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="rankscope-")
+
+
+def copy_limited(packed: IO[bytes], plain: IO[bytes], limit: int = MAX_UNPACKED_BYTES) -> None:
+    """Copies a decompressing stream, and stops at what no honest capture reaches."""
+    n_copied = 0
+    while chunk := packed.read(1 << 20):
+        n_copied += len(chunk)
+        if n_copied > limit:
+            raise OSError(f"unpacks to more than {limit >> 30} GiB")
+        plain.write(chunk)
+
+
+def name_source(source: Source, prefix: str | None = None) -> Source | None:
+    """Adds rank and host from the file's name; None when a forced prefix does not fit or no rank follows it."""
+    name = source.shown.replace("!", "/").rsplit("/", 1)[-1]
+    while shorter := _SUFFIX.sub("", name):
+        if shorter == name:
+            break
+        name = shorter
+    if prefix is not None:
+        if not name.startswith(prefix):
+            return None
+        name = name[len(prefix) :]
+    integer = _LAST_INTEGER.search(name)
+    if integer is None:
+        return None if prefix is not None else source
+    rest = name[: integer.start()] + name[integer.end() :]
+    host = _PREFIX_WORDS.sub("", rest, count=1).strip("_-. ")
+    return replace(source, rank=int(integer.group()[:9]), host=host)
+
+
+def add_folder_hosts(sources: Sequence[Source]) -> list[Source]:
+    """Where files lie in one folder per host, the folder names the host (unless the names do)."""
+    folders = {source.shown.rsplit("/", 1)[0] for source in sources}
+    if len(folders) < 2 or any(source.host for source in sources):
+        return list(sources)
+    common = os.path.commonpath(folders)
+    return [
+        replace(source, host=os.path.relpath(source.shown.rsplit("/", 1)[0], common).replace("!", "/").strip("./"))
+        for source in sources
+    ]
+
+
+def _natural_key(name: str) -> list[tuple[int, str]]:
+    """Sorts rank_2 before rank_10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__

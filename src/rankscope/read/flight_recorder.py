@@ -1,0 +1,223 @@
+"""Flight Recorder dumps (pickle and JSON, versions 1.0 to 2.10) -> collectives, groups, counters and stacks."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from rankscope.errors import BadFileError
+from rankscope.model.tables import MISSING, Table
+from rankscope.read.files import Source
+from rankscope.read.recorder_entries import entry_columns
+from rankscope.read.unpickle import RefusedClassError, load_plain, refused, salvage_plain
+
+NAME = "flight_recorder"
+
+_DUMP_NAME = re.compile(r"(trace_rank|comm_lib_trace|nccl_trace|_dump_|^rank_|fr_trace)[^/]*\d", re.IGNORECASE)
+_OTHER_FORMAT = re.compile(r"kineto|torch_et|torch_trace|\.log$|\.txt$|\.html?$|\.py$|\.csv$", re.IGNORECASE)
+_JSON_KEYS = (
+    b'"pg_config"',
+    b'"pg_status"',
+    b'"entries"',
+    b'"comm_lib_version"',
+    b'"nccl_version"',
+    b'"nccl_comm_state"',
+)
+CUT_HINT = "the process was ended while writing, or the copy is incomplete: copy it again if the original is whole"
+
+
+def sniff(head: bytes, name: str) -> bool:
+    if head.startswith(b"\x80") and head[2:3] == b"}":
+        return True
+    if head.lstrip()[:1] == b"{":
+        return sum(key in head for key in _JSON_KEYS) >= 2 or (b'"entries"' in head and b'"collective_seq_id"' in head)
+    # Cut, empty or hostile files still carry the name of a dump: they must be reported, not passed over.
+    base = name.replace("!", "/").rsplit("/", 1)[-1]
+    return bool(_DUMP_NAME.search(base)) and not _OTHER_FORMAT.search(base)
+
+
+def read(source: Source) -> Iterator[Table]:
+    was_collecting = gc.isenabled()
+    gc.disable()  # unpickling makes only acyclic objects: looking for cycles would cost a third of the time
+    try:
+        dump, problem = _load(source)
+        yield from _tables(source, dump, problem)
+    except (MemoryError, RecursionError) as error:
+        raise BadFileError("asks for an absurd amount of memory or nesting", "it is corrupt or malicious") from error
+    finally:
+        if was_collecting:
+            gc.enable()
+
+
+def _load(source: Source) -> tuple[dict[str, Any], str]:
+    """The dump, and what is wrong with it although it is usable."""
+    if source.n_bytes == 0:
+        raise BadFileError("is empty (0 bytes)", "the process was ended before it wrote its dump")
+    problem = ""
+    try:
+        with source.open() as stream:
+            first = stream.peek(1)[:1]  # type: ignore[attr-defined]
+            if first == b"\x80":
+                dump = load_plain(stream)
+            else:
+                dump = _load_json(stream.read())
+    except RefusedClassError as error:
+        raise refused(error) from error
+    except (OSError, zlib.error) as error:
+        raise BadFileError(f"cannot be read: {error}", "copy the file again") from error
+    except (
+        EOFError,
+        pickle.UnpicklingError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+    ):
+        dump, problem = _salvage(source)
+    if not isinstance(dump, dict) or not ({"entries", "pg_config", "pg_status", "version"} & dump.keys()):
+        raise BadFileError(
+            "is not a Flight Recorder dump", "give the folder of the dumps alone, or name them by --prefix"
+        )
+    return dump, problem
+
+
+def _load_json(content: bytes) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.DecodeError as error:
+        if content.lstrip()[:1] == b"{":
+            raise BadFileError(
+                f"is cut short or broken JSON after {len(content):,} bytes: {error}", CUT_HINT
+            ) from error
+        raise BadFileError("is not a Flight Recorder dump", "remove it from the folder") from error
+
+
+def _salvage(source: Source) -> tuple[Any, str]:
+    """The part of a cut pickle that is whole: it holds the counters and the oldest calls."""
+    n_bytes = f"{source.n_bytes:,} bytes"
+    content = bytearray()
+    try:
+        with source.open() as stream:
+            while chunk := stream.read(1 << 20):
+                content += chunk
+    except (OSError, EOFError, zlib.error):
+        pass  # a cut gzip stream: what came before the cut is what there is
+    try:
+        dump = salvage_plain(bytes(content))
+    except RefusedClassError as error:
+        raise refused(error) from error
+    if not isinstance(dump, dict) or not (dump.get("entries") or dump.get("pg_status")):
+        raise BadFileError(f"is cut short after {n_bytes}: nothing of it is usable", CUT_HINT)
+    entries = dump.get("entries")
+    n_whole = len(entries) if isinstance(entries, list) else 0
+    return dump, f"is cut short after {n_bytes}: {n_whole:,} oldest calls were read, the newest are lost"
+
+
+def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Table]:
+    raw_entries = dump.get("entries", [])
+    entries = [entry for entry in raw_entries if isinstance(entry, dict)] if isinstance(raw_entries, list) else []
+    if problem and entries:
+        # The last one may be half an entry: fields that follow the cut are absent.
+        entries = [entry for entry in entries if len(entry) >= len(entries[0])]
+    try:
+        calls, stacks, frames = entry_columns(entries, source.rank, source.file_id, source.n_bytes)
+    except (TypeError, ValueError, KeyError, OverflowError, AttributeError, IndexError) as error:
+        raise BadFileError(
+            f"has entries that are not laid out like a dump's ({type(error).__name__}: {str(error)[:80]})",
+            "it was not written by torch's recorder, or by a version newer than this reader",
+        ) from error
+    names = dict(zip(calls.array("pg_id").tolist(), calls.text("group_name").tolist(), strict=True))
+    yield calls
+    yield stacks
+    yield frames
+    yield _config_table(source, dump.get("pg_config"))
+    yield _status_table(source, dump.get("pg_status"), names)
+    yield _rank_table(source, dump, calls)
+    if problem:
+        yield Table.from_rows("files", [_file_row(source, "damaged", problem, CUT_HINT)])
+
+
+def _file_row(source: Source, status: str, problem: str, hint: str) -> dict[str, Any]:
+    return {
+        "file_id": source.file_id,
+        "path": source.shown,
+        "source": NAME,
+        "rank": source.rank,
+        "host": source.host,
+        "n_bytes": source.n_bytes,
+        "status": status,
+        "problem": problem,
+        "hint": hint,
+    }
+
+
+def _config_table(source: Source, config: Any) -> Table:
+    rows = []
+    for key, value in config.items() if isinstance(config, dict) else ():
+        ranks = value.get("ranks", "") if isinstance(value, dict) else value
+        desc = value.get("desc", "") if isinstance(value, dict) else ""
+        members = parse_ranks(ranks)
+        if members is not None:
+            encoded = msgspec.json.encode(members).decode()
+            rows.append(
+                {
+                    "file_id": source.file_id,
+                    "rank": source.rank,
+                    "name": str(key),
+                    "desc": str(desc),
+                    "members": encoded,
+                }
+            )
+    return Table.from_rows("group_config", rows)
+
+
+def parse_ranks(ranks: Any) -> list[int] | None:
+    """`"[0, 1, 2]"` or a real list -> [0, 1, 2]; None when it is neither. Never evaluated."""
+    if isinstance(ranks, str):
+        try:
+            ranks = msgspec.json.decode(ranks)
+        except msgspec.DecodeError:
+            return None
+    if isinstance(ranks, (list, tuple)) and all(type(rank) is int and 0 <= rank < 1 << 31 for rank in ranks):
+        return list(ranks)
+    return None
+
+
+def _status_table(source: Source, status: Any, names: dict[int, str]) -> Table:
+    rows = []
+    for key, counters in status.items() if isinstance(status, dict) else ():
+        try:
+            pg_id = int(key)
+            row: dict[str, Any] = {"file_id": source.file_id, "rank": source.rank, "pg_id": pg_id}
+            for name in ("last_enqueued", "last_started", "last_completed"):
+                row[name] = max(int(counters.get(f"{name}_collective", MISSING)), MISSING)
+        except (ValueError, TypeError, AttributeError):
+            continue  # one unreadable counter must not cost the calls
+        if abs(pg_id) < 1 << 31:
+            rows.append({**row, "group_name": names.get(pg_id, "")})
+    return Table.from_rows("group_status", rows)
+
+
+def _rank_table(source: Source, dump: dict[str, Any], calls: Table) -> Table:
+    record_ids = calls.array("record_id")
+    row = {
+        "rank": source.rank,
+        "host": source.host,
+        "file_id": source.file_id,
+        "version": str(dump.get("version", "")),
+        "comm_version": str(dump.get("comm_lib_version", dump.get("nccl_version", ""))),
+        "n_calls": len(calls),
+        "n_dropped": max(int(record_ids[0]), 0) if len(calls) else 0,
+        "last_created_ns": int(calls.array("created_ns").max()) if len(calls) else MISSING,
+        "clock_offset_ns": 0,
+        "clock_error_ns": MISSING,
+    }
+    return Table.from_rows("ranks", [row])

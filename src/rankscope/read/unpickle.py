@@ -1,0 +1,77 @@
+"""Reads pickles that hold only plain containers. No class is ever resolved, so no code of the file can run."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any, BinaryIO, cast
+
+from rankscope.errors import BadFileError
+
+REFUSED_HINT = "do not open it with other tools: a genuine dump holds plain containers only"
+
+
+class RefusedClassError(pickle.UnpicklingError):
+    """The pickle asks for a class or a function, which a genuine dump never does."""
+
+
+def _refuse(module: str, name: str) -> Any:
+    raise RefusedClassError(f"asks for {module}.{name}")
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return _refuse(module, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        return _refuse("persistent object", str(pid)[:40])
+
+
+# The pure-Python unpickler is slow, but after an error its stacks show what had been read so far.
+_SlowUnpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]
+
+
+class _SalvagingUnpickler(_SlowUnpickler):  # type: ignore[misc]
+    def find_class(self, module: str, name: str) -> Any:
+        return _refuse(module, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        return _refuse("persistent object", str(pid)[:40])
+
+    def salvage(self) -> Any:
+        """Everything that was complete when the stream ended."""
+        try:
+            return self.load()
+        except RefusedClassError:
+            raise
+        except Exception:  # whatever a cut or mutated stream provokes: what was read before it still counts
+            return self._fold_unfinished()
+
+    def _fold_unfinished(self) -> Any:
+        items = list(getattr(self, "stack", []))
+        for outer in reversed(getattr(self, "metastack", [])):
+            if outer and isinstance(outer[-1], list):
+                outer[-1].extend(items)
+            elif outer and isinstance(outer[-1], dict):
+                complete = len(items) // 2 * 2
+                for key, value in zip(items[0:complete:2], items[1:complete:2], strict=True):
+                    if isinstance(key, (str, int)):
+                        outer[-1][key] = value
+            items = outer
+        return items[0] if items else None
+
+
+def load_plain(stream: BinaryIO) -> Any:
+    """As fast as pickle.load; raises RefusedClassError for anything but plain containers."""
+    return _PlainUnpickler(stream).load()
+
+
+def salvage_plain(content: bytes) -> Any:
+    """What a cut pickle still holds: its containers up to the last whole item, or None."""
+    return cast(Any, _SalvagingUnpickler(io.BytesIO(content))).salvage()
+
+
+def refused(error: RefusedClassError) -> BadFileError:
+    return BadFileError(
+        f"is not a dump but a malicious or foreign pickle: it {error}; nothing of it was run", REFUSED_HINT
+    )

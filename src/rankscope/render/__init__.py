@@ -1,0 +1,38 @@
+"""One file per output: a renderer turns a report into lines, and the commands decide where these go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from rankscope.model.finding import Report
+
+# The key is the renderer's name and the extension of the files it writes. Imported on use: most runs need only one.
+RENDERERS: dict[str, str] = {
+    "txt": "rankscope.render.terminal:render",
+    "json": "rankscope.render.as_json:render",
+}
+
+
+class Options(NamedTuple):
+    """How a report is to be shown; what a renderer cannot honour it ignores.
+
+    Not a dataclass: `rankscope --help` loads this module, and importing dataclasses would double its time.
+    """
+
+    color: bool = False
+    width: int | None = None  # None: never wrap or shorten, because a program or a file reads the lines
+    show_all: bool = False
+    source: bool = True
+    base: str = ""  # files below this folder are shown relative to it, relative ones are looked up in it
+    next_command: str = ""
+
+
+Renderer = Callable[["Report", Options], Iterator[str]]
+
+
+def load_renderer(name: str) -> Renderer:
+    module, function = RENDERERS[name].split(":")
+    return cast(Renderer, getattr(import_module(module), function))

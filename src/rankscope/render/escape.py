@@ -1,0 +1,14 @@
+"""Text from a trace, made harmless: it may hold escape sequences that take over the terminal which shows it."""
+
+from __future__ import annotations
+
+
+def escape(text: str) -> str:
+    """Shows what does not print (control, direction and format characters, lone surrogates) as \\x1b or \\u202e."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else _escape_char(char) for char in text)
+
+
+def _escape_char(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,331 @@
+"""The report for people, line by line: the verdict first, then both sides of the evidence, then what to do.
+
+Every span of text passes through `escape` on its way out, so nothing in a trace can steer the terminal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from typing import NamedTuple
+
+from rankscope.model.finding import (
+    SEVERITIES,
+    Capture,
+    Check,
+    Finding,
+    GroupRef,
+    Location,
+    Report,
+    StackGroup,
+    count_noun,
+    format_duration,
+    format_ranks,
+    ranks_phrase,
+)
+from rankscope.render import Options
+from rankscope.render.compare import comparison_lines
+from rankscope.render.escape import escape
+from rankscope.render.source import source_line
+
+MAX_FULL_FINDINGS = 5
+MAX_FRAMES = 3
+SOURCE_NOUNS = {"flight_recorder": "Flight Recorder dump"}
+# Meaning never hangs on colour alone: each style only repeats what a word or a sign beside it says.
+SGR = {
+    "error": "1;31",
+    "warning": "1;33",
+    "info": "1;36",
+    "title": "1",
+    "frame": "34",
+    "mark": "1;31",
+    "label": "1;36",
+    "help": "1;32",
+    "faint": "2",
+}
+
+
+class Span(NamedTuple):
+    text: str
+    style: str = ""
+
+
+Line = list[Span]
+
+
+def render(report: Report, options: Options) -> Iterator[str]:
+    for line in _report_lines(report, options):
+        yield "".join(_paint(span, options.color) for span in line).rstrip(" ")
+
+
+def _paint(span: Span, color: bool) -> str:
+    text = escape(span.text)
+    return f"\x1b[{SGR[span.style]}m{text}\x1b[0m" if color and span.style and text else text
+
+
+def _report_lines(report: Report, options: Options) -> Iterator[Line]:
+    yield from _head(report.capture, options)
+    n_full = len(report.findings) if options.show_all else MAX_FULL_FINDINGS
+    for finding in report.findings[:n_full]:
+        yield []
+        yield from _finding_lines(finding, options)
+    if report.findings[n_full:]:
+        yield []
+        for finding in report.findings[n_full:]:
+            yield from _title(finding, options)
+    if options.show_all and report.effects:
+        yield []
+        yield [Span("Effects of the above:", "title")]
+        for finding in report.effects:
+            yield []
+            yield from _finding_lines(finding, options)
+    yield []
+    yield from _foot(report, options)
+
+
+# Head and foot
+
+
+def _head(capture: Capture, options: Options) -> Iterator[Line]:
+    sources = [count_noun(n, SOURCE_NOUNS.get(name, f"{name} file")) for name, n in sorted(capture.sources.items())]
+    where = _shown_path(capture.paths[0], options) if len(capture.paths) == 1 else f"{len(capture.paths)} paths"
+    yield from _flow([], f"Read {', '.join(sources) or 'no trace'} from {where}", options)
+    n_ranks = len(capture.ranks)
+    of_world = f"{n_ranks:,} of " if n_ranks < capture.world_size else ""
+    parts = [of_world + count_noun(max(n_ranks, capture.world_size), "rank")]
+    if capture.hosts:
+        parts.append(count_noun(len(capture.hosts), "host"))
+    if capture.n_groups:
+        parts.append(count_noun(capture.n_groups, "process group"))
+    if capture.n_calls:
+        parts.append(count_noun(capture.n_calls, "call"))
+    if capture.first_ns is not None and capture.last_ns is not None:
+        parts.append(_time_span(capture.first_ns, capture.last_ns))
+    yield from _flow([], parts, options)
+
+
+def _time_span(first_ns: int, last_ns: int) -> str:
+    first, last = (datetime.fromtimestamp(ns // 10**9, timezone.utc) for ns in (first_ns, last_ns))
+    end_format = "%H:%M:%S" if first.date() == last.date() else "%Y-%m-%d %H:%M:%S"
+    return f"{first:%Y-%m-%d %H:%M:%S} to {last:{end_format}} UTC"
+
+
+def _foot(report: Report, options: Options) -> Iterator[Line]:
+    counts = [(severity, report.count(severity)) for severity in SEVERITIES]
+    found = [count_noun(n, severity, "info" if severity == "info" else "") for severity, n in counts if n]
+    if not options.show_all:
+        n_short = max(0, len(report.findings) - MAX_FULL_FINDINGS)
+        folded = [f"{n_short} shown by title only"] if n_short else []
+        folded += [f"{count_noun(len(report.effects), 'effect')} not listed"] if report.effects else []
+        if folded:
+            found[-1:] = [f"{found[-1]} ({', '.join(folded)}: --all)"] if found else []
+    yield from _flow([], f"Found {', '.join(found) or 'no problem'}.", options, style="title")
+    if not found or options.show_all:
+        yield from _checked(report, options)
+    skipped = _skipped(report.checks)
+    if skipped:
+        yield from _flow([Span("Not checked: ")], skipped, options)
+    if options.next_command:
+        yield [Span("Next: "), Span(options.next_command, "title")]
+
+
+def _checked(report: Report, options: Options) -> Iterator[Line]:
+    """A clean answer must say what it rests on."""
+    broken = {finding.rule for finding in (*report.findings, *report.effects)}
+    in_order = [check.rule for check in report.checks if check.status == "ran" and check.rule not in broken]
+    if in_order:
+        yield from _flow([Span("Checked and in order: ")], ", ".join(in_order), options)
+
+
+def _skipped(checks: tuple[Check, ...]) -> str:
+    by_reason: dict[str, list[str]] = {}
+    for check in checks:
+        if check.status == "skipped":
+            by_reason.setdefault(check.why, []).append(check.rule)
+    return "; ".join(", ".join(rules) + (f" ({why})" if why else "") for why, rules in by_reason.items())
+
+
+# One finding
+
+
+def _finding_lines(finding: Finding, options: Options) -> Iterator[Line]:
+    sites = [site for site in (finding.peer_location, finding.location) if site]
+    gutter = max(3, *(len(str(site.line)) for site in sites), 0)
+    yield from _title(finding, options)
+    where = _where(finding)
+    if where:
+        yield from _flow([Span(" " * (gutter - 1) + "--> ", "frame")], where, options)
+    if finding.evidence.comparison:
+        yield from _comparison(finding, gutter, options)
+    yield from _locations(finding, gutter, options)
+    yield from _stacks(finding, gutter, options)
+    yield from _remarks(finding, gutter, options)
+
+
+def _title(finding: Finding, options: Options) -> Iterator[Line]:
+    head = [Span(f"{finding.severity}[{finding.code}] ", finding.severity)]
+    yield from _flow(head, finding.title, options, style="title", indent=2)
+
+
+def _where(finding: Finding) -> list[str]:
+    parts = [_group_phrase(finding.group)] if finding.group else []
+    if finding.collective:
+        kind = "transfer" if finding.collective.p2p else "collective"
+        # The comparison below shows the operation; without one it has to be said here.
+        op = "" if finding.evidence.comparison else f" ({finding.collective.op})"
+        parts.append(f"{kind} {finding.collective.seq}{op}")
+    if finding.evidence.waiting_ns is not None:
+        parts.append(f"waiting {format_duration(finding.evidence.waiting_ns)}")
+    return parts
+
+
+def _group_phrase(group: GroupRef) -> str:
+    desc = f' "{group.desc}"' if group.desc else ""
+    members = count_noun(len(group.ranks), "rank") + (", members inferred" if group.inferred else "")
+    return f"group {group.name}{desc} ({members}: {format_ranks(group.ranks, limit=4)})"
+
+
+def _comparison(finding: Finding, gutter: int, options: Options) -> Iterator[Line]:
+    assert finding.evidence.comparison
+    bar = " " * gutter + "| "
+    width = options.width and options.width - len(bar) - 2
+    for text, is_marked in comparison_lines(finding.evidence.comparison, width):
+        sign = Span("> ", "mark") if is_marked else Span("  ")
+        yield [Span(bar, "frame"), sign, Span(text, "title" if is_marked else "")]
+
+
+def _locations(finding: Finding, gutter: int, options: Options) -> Iterator[Line]:
+    """Both code sites, the peers' first; they are one when the ranks differ in data only."""
+    culprits = ranks_phrase(finding.ranks) if finding.ranks else ""
+    sites: list[tuple[Location, str]] = []
+    if finding.peer_location and finding.peer_location == finding.location:
+        whose = " and ".join(filter(None, (_peers_phrase(finding), culprits)))
+        sites = [(finding.peer_location, whose)]
+    else:
+        if finding.peer_location:
+            sites.append((finding.peer_location, _peers_phrase(finding)))
+        if finding.location:
+            sites.append((finding.location, culprits))
+    shown = [_shown_location(site, options) for site, _ in sites]
+    column = max(map(len, shown), default=0)
+    for (site, whose), text in zip(sites, shown, strict=True):
+        yield from _site_line(text.ljust(column), whose, gutter, options)
+        code = source_line(site, options.base) if options.source else None
+        if code:
+            yield [Span(f"{site.line:>{gutter}}| ", "frame"), Span(_clipped(code, gutter + 2, options))]
+
+
+def _site_line(text: str, whose: str, gutter: int, options: Options) -> Iterator[Line]:
+    """The ranks stand behind their code site, or below it where a long path leaves no room."""
+    arrow = Span(" " * (gutter - 1) + "--> ", "frame")
+    whose = escape(whose)
+    if options.width is None or len(arrow.text) + len(text) + 4 + len(whose) <= options.width:
+        yield [arrow, Span(f"{text}    "), Span(whose, "faint")]
+    else:
+        yield [arrow, Span(text.rstrip())]
+        yield from _flow([Span(" " * len(arrow.text))], whose, options, style="faint")
+
+
+def _peers_phrase(finding: Finding) -> str:
+    """Who the others are: as the evidence names them, else the rest of the group."""
+    culprits = set(finding.ranks)
+    if finding.evidence.comparison:
+        for side in finding.evidence.comparison.sides:
+            if side.ranks and culprits.isdisjoint(side.ranks):
+                return side.label or ranks_phrase(side.ranks)
+    for stack in finding.evidence.stacks:
+        if stack.frames and finding.peer_location in stack.frames and culprits.isdisjoint(stack.ranks):
+            return stack.label or ranks_phrase(stack.ranks)
+    others = tuple(rank for rank in finding.group.ranks if rank not in culprits) if finding.group else ()
+    return ranks_phrase(others) if others else ""
+
+
+def _stacks(finding: Finding, gutter: int, options: Options) -> Iterator[Line]:
+    bar = Span(" " * gutter + "| ", "frame")
+    for stack in _merged_stacks(finding.evidence.stacks):
+        if not stack.frames or stack.frames in ((finding.location,), (finding.peer_location,)):
+            continue  # the code sites above have said it
+        n_shown = len(stack.frames) if options.show_all else MAX_FRAMES
+        yield [bar, Span(f"stack of {stack.label or ranks_phrase(stack.ranks)}, innermost first:", "faint")]
+        for frame in stack.frames[:n_shown]:
+            yield [bar, Span("  " + _shown_location(frame, options))]
+        if n_shown < len(stack.frames):
+            yield [bar, Span(f"  ... {count_noun(len(stack.frames) - n_shown, 'more frame')} (--all)", "faint")]
+        if options.show_all and stack.n_hidden:
+            yield [bar, Span(f"  ({count_noun(stack.n_hidden, 'frame')} of torch left out)", "faint")]
+
+
+def _merged_stacks(stacks: tuple[StackGroup, ...]) -> list[StackGroup]:
+    """Ranks that stand at the same place are one entry, however the evidence listed them."""
+    merged: dict[tuple[Location, ...], StackGroup] = {}
+    for stack in stacks:
+        known = merged.get(stack.frames)
+        if known:
+            ranks = tuple(sorted({*known.ranks, *stack.ranks}))
+            stack = StackGroup(ranks, ranks_phrase(ranks), stack.frames, max(known.n_hidden, stack.n_hidden))
+        merged[stack.frames] = stack
+    return list(merged.values())
+
+
+def _remarks(finding: Finding, gutter: int, options: Options) -> Iterator[Line]:
+    evidence = finding.evidence
+    remarks = [("certain:", text) for text in evidence.certain]
+    remarks += [("likely:", text) for text in evidence.likely]
+    remarks += [("help:", finding.help)] if finding.help else []
+    remarks += [("note:", text) for text in evidence.notes]
+    if finding.certainty != "certain":
+        remarks.append(("note:", f"this verdict is {finding.certainty}, not certain"))
+    for label, text in remarks:
+        style = "help" if label == "help:" else "label"
+        yield from _flow([Span(" " * gutter + "= ", "frame"), Span(f"{label:9}", style)], text, options)
+
+
+# Layout
+
+
+def _flow(
+    head: Line, text: str | Sequence[str], options: Options, style: str = "", indent: int | None = None
+) -> Iterator[Line]:
+    """`head`, then `text`, which continues under its own beginning (or at `indent`) where the width ends.
+
+    A sequence is a list of parts that are broken only between them, as long as each fits on a line.
+    """
+    n_head = sum(len(span.text) for span in head)
+    n_indent = n_head if indent is None else indent
+    row, room = "", None if options.width is None else options.width - n_head
+    for word in _words(text, None if options.width is None else options.width - max(n_head, n_indent)):
+        if row and room is not None and len(row) + 1 + len(word) > room:
+            yield [*head, Span(row, style)]
+            head, row, room = [Span(" " * n_indent)], word, options.width and options.width - n_indent
+        else:
+            row = f"{row} {word}" if row else word
+    yield [*head, Span(row, style)]
+
+
+def _words(text: str | Sequence[str], room: int | None) -> Iterator[str]:
+    if isinstance(text, str):
+        yield from escape(text).split(" ")
+        return
+    for number, part in enumerate(text, start=1):
+        part = escape(part) + ("," if number < len(text) else "")
+        if room is not None and len(part) > room:
+            yield from part.split(" ")
+        else:
+            yield part
+
+
+def _clipped(text: str, n_before: int, options: Options) -> str:
+    text = escape(text)
+    if options.width is None or n_before + len(text) <= options.width:
+        return text
+    return text[: max(options.width - n_before - 3, 20)] + "..."
+
+
+def _shown_location(location: Location, options: Options) -> str:
+    return escape(f"{_shown_path(location.file, options)}:{location.line} in {location.function}")
+
+
+def _shown_path(path: str, options: Options) -> str:
+    below = options.base.rstrip(os.sep) + os.sep
+    return path[len(below) :] if options.base and path.startswith(below) and path != below else path

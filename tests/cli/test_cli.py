@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cli.conftest import GivesReport
+from cli.running import clean_environment, run_rankscope
+from rankscope.cli import build_parser, did_you_mean, main, with_default_command
+from rankscope.commands import COMMANDS
+from rankscope.errors import InputError, UsageError
+from render import sample
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["diagnose", "x"], ["diagnose", "x"]),
+        (["./nosuch"], ["diagnose", "./nosuch"]),
+        (["dump.json"], ["diagnose", "dump.json"]),
+        (["--json", "x"], ["diagnose", "--json", "x"]),
+        (["--", "nosuch"], ["diagnose", "--", "nosuch"]),
+        (["--help"], ["--help"]),
+        (["--version"], ["--version"]),
+    ],
+)
+def test_default_command(given: list[str], meant: list[str]) -> None:
+    assert with_default_command(given) == meant
+
+
+def test_an_existing_path_is_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "traces").mkdir()
+    assert with_default_command(["traces"]) == ["diagnose", "traces"]
+
+
+def test_a_command_wins_over_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "explain").mkdir()
+    assert with_default_command(["explain"]) == ["explain"]
+    assert with_default_command(["./explain"]) == ["diagnose", "./explain"]
+
+
+def test_an_unknown_word_is_no_path() -> None:
+    with pytest.raises(UsageError, match="'diagnoze' is neither a command nor an existing path") as caught:
+        with_default_command(["diagnoze"])
+    assert caught.value.hint == "did you mean diagnose?"
+
+
+def test_did_you_mean_ignores_case_and_stays_silent_when_nothing_is_close() -> None:
+    assert did_you_mean("h120", ["H102", "S201"]) == "did you mean H102?"
+    assert did_you_mean("zzz", ["H102"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["diagnoze"], "neither a command nor an existing path", "did you mean diagnose?"),
+        (["diagnose"], "the following arguments are required: PATH", "rankscope diagnose --help"),
+        (["diagnose", "x", "--jsno"], "unrecognized arguments: --jsno", "did you mean --json?"),
+        (["diagnose", "x", "--fail-on", "often"], "invalid choice: 'often'", "rankscope diagnose --help"),
+    ],
+)
+def test_bad_usage(arguments: list[str], message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: ")
+    assert message in first
+    assert second == f"  = help: {hint}"
+
+
+def test_no_arguments_show_the_help_and_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "usage: rankscope" in printed.err
+
+
+def test_every_command_is_in_the_help_on_one_line() -> None:
+    lines = build_parser().format_help().splitlines()
+    for name in COMMANDS:
+        assert any(line.split()[:1] == [name] and len(line.split()) > 1 for line in lines), name
+
+
+def test_version() -> None:
+    done = run_rankscope("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("rankscope ")
+
+
+def fails_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
+    def fail(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr("rankscope.commands.explain.run", fail)
+    return main(["explain"])
+
+
+def test_an_expected_failure_is_two_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fails_with(InputError("no dumps in \x1b[2Jx", "look elsewhere"), monkeypatch) == 2
+    assert capsys.readouterr().err == "error: no dumps in \\x1b[2Jx\n  = help: look elsewhere\n"
+
+
+def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fails_with(KeyboardInterrupt(), monkeypatch) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_running_out_of_memory_says_what_helps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails_with(MemoryError(), monkeypatch) == 2
+    assert "--jobs 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_bug_of_ours_is_called_so(
+    debug: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if debug:
+        monkeypatch.setenv("RANKSCOPE_DEBUG", "1")
+    assert fails_with(ZeroDivisionError("oops"), monkeypatch) == 2
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError: oops. This is a bug in rankscope " in shown
+    assert "RANKSCOPE_DEBUG=1" in shown
+    assert ("Traceback" in shown) == debug
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rankscope", "completion", "bash"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(),
+    )
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+    assert errors == b""
+
+
+def test_an_encoding_without_the_character_shows_its_escape(
+    gives: GivesReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stdout)
+    gives(sample.report(msgspec.structs.replace(sample.lost_dumps(), title="no dump from n\u00f6de")))
+    assert main(["diagnose", "x"]) == 0
+    stdout.seek(0)
+    assert "no dump from n\\xf6de" in stdout.read()
+
+
+def test_a_missing_path_is_a_clear_error() -> None:
+    done = run_rankscope("--", "nosuch")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "nosuch" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_answer_ends_with_a_line_end(gives: GivesReport, capsys: pytest.CaptureFixture[str]) -> None:
+    gives(sample.clean())
+    main(["diagnose", "x", "--json"])
+    assert capsys.readouterr().out.endswith("}\n")

@@ -1,0 +1,80 @@
+"""Who may import whom. A room that reaches into another one can no longer be tested, or replaced, alone."""
+
+from __future__ import annotations
+
+import ast
+import sys
+
+import pytest
+from source_tree import PACKAGE, ROOT, SourceFile, imported_modules, source_files
+
+STAGES = {"errors", "model", "read", "analyze", "render", "collect", "simulate", "pipeline", "scale"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "model": set(),
+    "read": {"model", "errors"},
+    "analyze": {"model", "errors"},
+    "render": {"model", "errors"},
+    "collect": {"errors"},
+    "simulate": {"errors"},
+    "pipeline": {"read", "analyze", "model", "errors"},
+    "scale": {"read", "analyze", "model", "errors"},
+    "commands": STAGES | {"cli"},
+    "cli": STAGES | {"commands"},
+    "__init__": STAGES,
+    "__main__": {"cli"},
+}
+STANDARD_LIBRARY_ONLY = ("collect", "simulate")
+ALL_FILES = pytest.mark.parametrize("source", source_files(), ids=lambda source: source.name)
+
+
+def room_of_import(name: str) -> str | None:
+    """The room that an imported name lies in; None for other packages and for names like rankscope.__version__."""
+    package, _, rest = name.partition(".")
+    room = rest.partition(".")[0]
+    is_room = (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file()
+    return room if package == "rankscope" and room and is_room else None
+
+
+def third_party(source: SourceFile, tree: ast.AST | None = None) -> list[tuple[int, str]]:
+    found = ((line, name.partition(".")[0]) for line, name in imported_modules(source, tree))
+    return [(line, top) for line, top in found if top not in sys.stdlib_module_names and top != "rankscope"]
+
+
+def declared_dependencies() -> set[str]:
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11 to read pyproject.toml")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [
+        *project["dependencies"],
+        *(line for lines in project.get("optional-dependencies", {}).values() for line in lines),
+    ]
+    return {"".join(char if char.isalnum() or char == "_" else " " for char in line).split()[0] for line in wanted}
+
+
+def test_every_room_is_in_the_table() -> None:
+    assert {source.room for source in source_files()} <= set(MAY_IMPORT)
+
+
+@ALL_FILES
+def test_rooms_import_only_what_the_table_allows(source: SourceFile) -> None:
+    allowed = MAY_IMPORT[source.room] | {source.room}
+    rooms = ((line, name, room_of_import(name)) for line, name in imported_modules(source))
+    assert [f"line {line}: {name}" for line, name, room in rooms if room and room not in allowed] == []
+
+
+@ALL_FILES
+def test_torch_is_imported_by_the_collector_alone(source: SourceFile) -> None:
+    tree: ast.AST = source.tree
+    if source.room == "collect":  # there it must wait for a call: importing the collector may not start torch
+        tree = ast.Module(
+            [node for node in source.tree.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)], []
+        )
+    assert [line for line, top in third_party(source, tree) if top == "torch"] == []
+
+
+@ALL_FILES
+def test_dependencies_are_declared(source: SourceFile) -> None:
+    allowed = {"torch"} if source.room == "collect" else set()
+    if source.room not in STANDARD_LIBRARY_ONLY:
+        allowed |= declared_dependencies()
+    assert [(line, top) for line, top in third_party(source) if top not in allowed] == []
