@@ -94,18 +94,22 @@ def fenced(text: str, language: str) -> str:
 
 
 def demo_transcript() -> str:
-    """What `rankscope demo` prints, run where no path of this machine can show: beside a copy of the package."""
+    """What `make demo` prints, run where no path of this machine can show: beside a copy of the package."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(
             ROOT / "src" / "rankscope", Path(folder) / "rankscope", ignore=shutil.ignore_patterns("__pycache__")
         )
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1"}
         finished = subprocess.run(
-            [sys.executable, "-m", "rankscope", "demo"], cwd=folder, env=environment, capture_output=True, text=True
+            [sys.executable, "-m", "rankscope", "demo", "-o", "./demo"],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
-    if finished.returncode not in (0, 1):
-        raise SystemExit(f"rankscope demo failed:\n{finished.stderr}")
-    return fenced(f"$ rankscope demo\n{finished.stdout}", "console")
+    if finished.returncode:
+        raise SystemExit(f"rankscope demo failed:\n{finished.stdout}{finished.stderr}")
+    return fenced(f"$ rankscope demo -o ./demo\n{finished.stdout}", "console")
 
 
 def commands_table() -> str:

@@ -72,6 +72,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     _never_fail_on_encoding(sys.stdout)  # as Python itself sees to for stderr
+    # numpy starts a thread per core for linear algebra, which is never used here: a third of its start-up time.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

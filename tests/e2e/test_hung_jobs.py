@@ -31,6 +31,8 @@ class Scenario:
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     leaves_dumps: int = N_RANKS
+    n_groups: int = 1
+    blocks: int | None = N_RANKS - 1
 
     @property
     def arguments(self) -> list[str]:
@@ -85,6 +87,7 @@ def corrupting_dtype(culprit: int) -> Scenario:
         seq=23,
         site=("average_gradients", "dist.all_reduce(quantised)"),
         peer_site=("average_gradients", "dist.all_reduce(gradients)"),
+        blocks=0,
     )
 
 
@@ -114,6 +117,7 @@ def stuck(culprit: int, *options: str) -> Scenario:
 
 
 def killed(culprit: int) -> Scenario:
+    """Some survivors see the connection close and raise, and gloo calls their call done; the others wait."""
     return Scenario(
         "data_parallel",
         "killed",
@@ -122,6 +126,7 @@ def killed(culprit: int) -> Scenario:
         seq=23,
         peer_site=("average_gradients", "dist.all_reduce(gradients)"),
         leaves_dumps=N_RANKS - 1,
+        blocks=None,
     )
 
 
@@ -134,6 +139,7 @@ def stuck_in_mesh(culprit: int, tp_pair: tuple[int, int]) -> Scenario:
         rule="rank-stuck",
         seq=44,
         group=tp_pair,
+        n_groups=5,
         peer_site=("attention", "dist.all_reduce(hidden, group=mesh.tp)"),
     )
 
@@ -146,6 +152,7 @@ def stuck_outside_chatty_pair(culprit: int) -> Scenario:
         culprit,
         rule="rank-stuck",
         seq=9,
+        n_groups=2,
         peer_site=("average_gradients", "dist.all_reduce(gradients)"),
         environment=SMALL_RING,
     )
@@ -160,6 +167,7 @@ def stuck_inside_chatty_pair(culprit: int) -> Scenario:
         rule="rank-stuck",
         seq=476,
         group=(0, 1),
+        n_groups=2,
         peer_site=("run_split_layer", "dist.all_reduce(torch.ones(32), group=pair)"),
         environment=SMALL_RING,
     )
@@ -174,6 +182,7 @@ def deadlock(culprit: int) -> Scenario:
         rule="order-deadlock",
         seq=8,
         group=(1, 2, 3),
+        n_groups=3,
         site=("sync_decoder", "dist.all_reduce(torch.ones(512), group=group)"),
         peer_site=("sync_encoder", "dist.all_reduce(torch.ones(512), group=group)"),
     )
@@ -209,6 +218,9 @@ def test_the_culprit_its_call_and_its_line_are_named(scenario: Scenario, tmp_pat
     cause = sole_cause(diagnosis)
     assert (cause["rule"], cause["ranks"]) == (scenario.rule, [scenario.culprit])
     assert (cause["group"]["ranks"], cause["collective"]["seq"]) == ([*scenario.group], scenario.seq)
+    assert diagnosis.report["capture"]["n_groups"] == scenario.n_groups
+    if scenario.blocks is not None:
+        assert cause["evidence"].get("n_blocked", 0) == scenario.blocks
     if scenario.site:
         assert cause["location"] == code_site(scenario.job, *scenario.site)
     if scenario.peer_site:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rankscope.analyze import holes, late, mismatch, straggler, stuck
+from rankscope.analyze import deadlock, holes, late, mismatch, skipped, straggler, stuck
 from rankscope.analyze.registry import RULES, Effect, Rule, find_rule, rule
 from rankscope.model.finding import SEVERITIES, Check, Finding
 from rankscope.model.tables import Trace
 
 __all__ = ["RULES", "Effect", "Rule", "find_rule", "rule", "run_rules"]
 
-RULE_MODULES = (mismatch, stuck, late, straggler, holes)
+RULE_MODULES = (mismatch, skipped, stuck, deadlock, late, straggler, holes)
 
 # What gives a table that a rule misses: said where a check could not be made.
 _SOURCE_OF_TABLE = {

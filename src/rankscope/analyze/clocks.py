@@ -12,7 +12,7 @@ _MAX_EVENTS = 400  # shared moments used: more do not sharpen a median, and the 
 
 
 def align_clocks(trace: Trace) -> dict[str, Table]:
-    """Completion of a synchronising collective is one moment for all its ranks; without completions, its start is not."""
+    """The completion of a synchronising collective is one moment for all its ranks; its start is not."""
     calls, ranks = trace.table("collectives"), trace.table("ranks")
     op = calls.text("op")
     synchronises = np.fromiter((name in SYNCHRONISING for name in op.values), bool, len(op.values))

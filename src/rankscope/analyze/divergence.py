@@ -86,7 +86,7 @@ def _first_of_group(view: JobView, programs: Programs, group: int, matches: Sequ
 
 
 def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], ignored: set[int]) -> Divergence | None:
-    """One uneven collective: who is odd, and is it a wrong call, a skipped one, or only another line of the same call?"""
+    """One uneven collective: who is odd, and is it a wrong call, a skipped one, or another line of the same call?"""
     normal, odd, basis = _split(view, programs, group, rows)
     if not odd:
         return _unbalanced(view, group, rows)
@@ -98,13 +98,16 @@ def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], i
     voters = [
         row for row in programs.rows_at(group, at_seq).tolist() if programs.token[row] == programs.token[normal[0]]
     ]
-    reference = programs.reference(odd[0], voters or normal)
-    shift = _shift(programs, odd[0], reference)
+    reference, shift = programs.explain(odd[0], voters or normal)
+    if shift is not None and shift.kind == "swapped":
+        shift = None  # calls swapped between groups keep their order within each group: no divergence of this one
     if shift is None and not is_mismatch:
         ignored.update(int(view.rank[row]) for row in odd)
         return None
-    if shift is not None and not is_mismatch and basis != "tie" and shift.n_agreeing < 2 and _is_role(programs, odd[0]):
-        ignored.update(int(view.rank[row]) for row in odd)
+    if shift is not None and not is_mismatch and shift.n_agreeing < 2 and programs.is_usual(odd[0]):
+        ignored.update(
+            int(view.rank[row]) for row in odd
+        )  # it makes this call from this line at this point in every step
         return None
     kind: Kind = _mismatch_kind(view, odd[0], normal[0])
     if shift is not None:
@@ -126,17 +129,6 @@ def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], i
         shift=shift,
         reference=reference,
     )
-
-
-def _is_role(programs: Programs, row: int) -> bool:
-    """True when the rank made the same call from the same line before: its line differs by role."""
-    return programs.earlier(row) is not None
-
-
-def _shift(programs: Programs, row: int, reference: Reference | None) -> Shift | None:
-    shift = None if reference is None else programs.shift(row, reference)
-    # Calls swapped between groups keep their order within each group: no divergence of this one.
-    return None if shift is not None and shift.kind == "swapped" else shift
 
 
 def _split(view: JobView, programs: Programs, group: int, rows: Sequence[int]) -> tuple[list[int], list[int], Basis]:
@@ -166,13 +158,10 @@ def _break_tie(
     ranked = votes.most_common(2)
     if ranked and (len(ranked) == 1 or ranked[0][1] > ranked[1][1]):
         return ranked[0][0], "siblings"
-    usual = set()
-    for row in rows:
-        expected = programs.predicted(row)
-        if expected is not None and expected.tokens[0] == programs.token[row]:
-            usual.add(int(codes[row]))
-    if len(usual) == 1:
-        return usual.pop(), "history"
+    for is_normal in (programs.is_usual, programs.is_known):
+        normal = {int(codes[row]) for row in rows if is_normal(row)}
+        if len(normal) == 1:
+            return normal.pop(), "history"
     return int(codes[rows[0]]), "tie"
 
 

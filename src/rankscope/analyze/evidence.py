@@ -5,46 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-import msgspec
 import numpy as np
 
 from rankscope.analyze.view import JobView
+from rankscope.model.call_text import describe_shapes, describe_types
 from rankscope.model.finding import CollectiveRef, Comparison, GroupRef, Location, Side, StackGroup, format_ranks
 from rankscope.model.tables import MISSING, Array
 
-_SHORT_TYPE = {
-    "Float": "f32", "Double": "f64", "Half": "f16", "BFloat16": "bf16", "Float8_e4m3fn": "f8e4m3", "Float8_e5m2": "f8e5m2",
-    "Long": "i64", "Int": "i32", "Short": "i16", "Char": "i8", "Byte": "u8", "Bool": "bool",
-}  # fmt: skip
 _MAX_STACKS = 4
+_N_BEFORE = 2  # calls shown before the one in question
 
 
 def shape_text(view: JobView, row: int) -> str:
-    """[8192], [8192] x3, [128] -> [1024]: inputs, and outputs where they differ."""
-    inputs = _shapes(view.calls.text("input_sizes")[row])
-    outputs = _shapes(view.calls.text("output_sizes")[row])
-    if inputs and outputs and inputs != outputs:
-        return f"{inputs} -> {outputs}"
-    return inputs or outputs
-
-
-def _shapes(encoded: str) -> str:
-    shapes: list[list[int]] = msgspec.json.decode(encoded)
-    if not shapes:
-        return ""
-    first = "[" + ",".join(map(str, shapes[0])) + "]"
-    if len(shapes) == 1:
-        return first
-    if all(shape == shapes[0] for shape in shapes):
-        return f"{first} x{len(shapes)}"
-    return f"{first} and {len(shapes) - 1} more"
+    return describe_shapes(view.calls.text("input_sizes")[row], view.calls.text("output_sizes")[row])
 
 
 def dtype_text(view: JobView, row: int) -> str:
-    kinds = msgspec.json.decode(view.calls.text("input_dtypes")[row]) or msgspec.json.decode(
-        view.calls.text("output_dtypes")[row]
-    )
-    return "/".join(dict.fromkeys(_SHORT_TYPE.get(kind, kind) for kind in kinds))
+    return describe_types(view.calls.text("input_dtypes")[row], view.calls.text("output_dtypes")[row])
 
 
 def call_text(view: JobView, row: int) -> str:
@@ -83,7 +60,7 @@ def group_ref(view: JobView, group: int) -> GroupRef:
     groups = view.trace.table("groups")
     return GroupRef(
         groups.text("name")[group],
-        groups.text("desc")[group],
+        groups.text("description")[group],
         view.members[group],
         bool(groups.array("inferred")[group]),
     )
@@ -131,14 +108,14 @@ def frames_of_stack(stack_ids: Array, frame_ids: Array, stack: int) -> list[int]
 
 
 def compare_sides(
-    view: JobView, group: int, seq: int, sides: Sequence[tuple[str, Sequence[int]]], n_before: int = 2
+    view: JobView, group: int, seq: int, sides: Sequence[tuple[str, Sequence[int]]], with_lines: bool = False
 ) -> Comparison:
     """The last calls of the group up to `seq`, one column per side; each side is shown by its first rank with data."""
-    seqs = range(max(seq - n_before, 1), seq + 1)
+    seqs = range(max(seq - _N_BEFORE, min(seq, 1)), seq + 1)
     columns = []
     for label, ranks in sides:
         shown = _speaker(view, group, seqs, ranks)
-        cells = [_cell_parts(view, group, at, shown) for at in seqs]
+        cells = [_cell_parts(view, group, at, shown, with_lines) for at in seqs]
         columns.append(Side(label, tuple(sorted(ranks)), _aligned(cells)))
     return Comparison("seq", tuple(str(at) for at in seqs), tuple(columns), mark=len(seqs) - 1)
 
@@ -157,10 +134,12 @@ def _row_at(view: JobView, group: int, seq: int, rank: int) -> int:
     return next((row for row in view.rows_of_match(match).tolist() if int(view.rank[row]) == rank), MISSING)
 
 
-def _cell_parts(view: JobView, group: int, seq: int, rank: int) -> tuple[str, ...]:
+def _cell_parts(view: JobView, group: int, seq: int, rank: int, with_line: bool) -> tuple[str, ...]:
     row = _row_at(view, group, seq, rank)
     if row != MISSING:
-        return view.calls.text("op")[row], shape_text(view, row), dtype_text(view, row), state_text(view, row)
+        site = location_of(view, row) if with_line else None
+        line = (f"{site.function}:{site.line}",) if site else ("",) * with_line
+        return view.calls.text("op")[row], shape_text(view, row), dtype_text(view, row), *line, state_text(view, row)
     if rank not in view.dumped:
         return ("no dump",)
     window = view.window(group, rank)
@@ -171,7 +150,7 @@ def _cell_parts(view: JobView, group: int, seq: int, rank: int) -> tuple[str, ..
 
 def _aligned(cells: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     whole = [cell for cell in cells if len(cell) > 1]
-    widths = [max(len(cell[place]) for cell in whole) for place in range(4)] if whole else []
+    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
     return tuple(
         "  ".join(part.ljust(width) for part, width in zip(cell, widths, strict=True) if width).rstrip()
         if len(cell) > 1

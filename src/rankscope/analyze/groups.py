@@ -5,11 +5,10 @@ Yields the tables groups, group_members and group_progress, and fills group_id a
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 Members = tuple[int, ...]
+_ORIGINS = ("config", "world", "name-hash", "use")
 _SHA1 = re.compile(r"^[0-9a-f]{40}$")
 # torch hashes the members with the number of groups it knows; no job has more groups of the same members than this.
 _MAX_HASH_COUNTER = 4096
@@ -26,8 +26,8 @@ _MAX_HASH_COUNTER = 4096
 class Group:
     name: str
     members: Members
-    desc: str
-    origin: str  # config, world, name-hash or use
+    desc: str = field(compare=False)
+    origin: str = field(compare=False)  # config, world, name-hash or use
 
     @property
     def inferred(self) -> bool:
@@ -48,7 +48,9 @@ def resolve_groups(trace: Trace) -> dict[str, Table]:
     for pair, members in config.items():  # groups that a rank registered but of which its ring kept nothing
         if pair[1] and pair not in found:
             found[pair] = Group(pair[1], members, descs.get(pair, ""), "config")
-    groups = sorted(set(found.values()), key=_group_order)
+    # Ranks may know the members of one group from different sources: the best of them names it.
+    best = sorted(found.values(), key=lambda group: (not group.desc, _ORIGINS.index(group.origin)))
+    groups = sorted(dict.fromkeys(best), key=_group_order)
     number = {group: position for position, group in enumerate(groups)}
     group_of_pair = np.array([number[found[pair]] for pair in pairs], np.int32)
     group_ids = group_of_pair[pair_of_row] if len(calls) else np.empty(0, np.int32)
@@ -101,7 +103,7 @@ def _descriptions(calls: Table, trace: Trace) -> dict[tuple[int, str], str]:
     descs = dict(
         zip(
             zip(config.array("rank").tolist(), config.text("name").tolist(), strict=True),
-            config.text("desc").tolist(),
+            config.text("description").tolist(),
             strict=True,
         )
     )
@@ -136,8 +138,10 @@ def _identify(
     if (rank, name) in config:
         return Group(name, config[rank, name], desc, "config")
     is_world = desc == "default_pg" or (name == "0" and not desc)
-    if is_world and (rank, "") in config:  # gloo registers its groups before they have a name
-        return Group(name, config[rank, ""], desc, "world")
+    if is_world:  # gloo registers its groups before they have a name, and with a second one forgets the members
+        nameless = max((members for (_, key), members in config.items() if not key), key=len, default=())
+        if rank in nameless:
+            return Group(name, nameless, desc, "world")
     same_name = sorted(user for user in users[name] if descs.get((user, name), "") == desc)
     for other in same_name:
         if rank in config.get((other, name), ()):
@@ -151,6 +155,8 @@ def _identify(
 
 def _members_by_hash(name: str, users: Sequence[int], world: int, everyone: dict[str, set[int]]) -> Members | None:
     """torch names some groups by the sha1 of their members: a guess that gives the same hash is proven right."""
+    import hashlib
+
     seen = set().union(*everyone.values())
     unseen = [rank for rank in range(world) if rank not in seen]
     guesses: list[Iterable[int]] = [users, *([*users, rank] for rank in unseen[:64]), [*users, *unseen]]
@@ -206,7 +212,7 @@ def _group_table(groups: Sequence[Group]) -> Table:
             {
                 "group_id": number,
                 "name": group.name,
-                "desc": group.desc,
+                "description": group.desc,
                 "size": len(group.members),
                 "origin": group.origin,
                 "inferred": group.inferred,

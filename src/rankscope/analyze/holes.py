@@ -66,7 +66,7 @@ def file_damaged(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: a file that is damaged in a way that still reads well cannot be noticed.
     """
     files = trace.table("files")
-    damaged = [row for row in files.take(np.flatnonzero(files.text("status").equals("damaged"))).rows()]
+    damaged = list(files.take(np.flatnonzero(files.text("status").equals("damaged"))).rows())
     if not damaged:
         return
     shown = [f"{row['path']} {row['problem']}" for row in damaged[:_MAX_FILES]]
@@ -107,7 +107,7 @@ def duplicate_rank(trace: Trace) -> Iterator[Finding | Effect]:
     another run than the rest.
     """
     files = trace.table("files")
-    doubled = [row for row in files.take(np.flatnonzero(files.text("status").equals("duplicate"))).rows()]
+    doubled = list(files.take(np.flatnonzero(files.text("status").equals("duplicate"))).rows())
     if not doubled:
         return
     ranks = tuple(sorted({row["rank"] for row in doubled}))
@@ -150,6 +150,7 @@ def ring_too_small(trace: Trace) -> Iterator[Finding | Effect]:
     affected = [cause for cause in causes if cause.group in blind]
     if not affected and not blind:
         return
+    ranks_blind = tuple(sorted(set().union(*blind.values())))
     names = trace.table("groups").text("name")
     shown = ", ".join(names[group] for group in sorted(blind)[:_MAX_FILES])
     yield Finding(
@@ -157,8 +158,9 @@ def ring_too_small(trace: Trace) -> Iterator[Finding | Effect]:
         rule="ring-too-small",
         severity="warning" if affected else "info",
         certainty="certain",
-        title=f"the ring dropped all calls of {count_noun(len(blind), 'group')} ({shown}) on {count_noun(len(set().union(*blind.values())), 'rank')}",
-        ranks=tuple(sorted(set().union(*blind.values()))),
+        title=f"the ring dropped all calls of {count_noun(len(blind), 'group')} ({shown}) "
+        f"on {count_noun(len(ranks_blind), 'rank')}",
+        ranks=ranks_blind,
         evidence=Evidence(
             certain=(f"{format_ranks(sorted(wrapped.tolist()), 8)} dropped calls: the ring was full",),
             notes=("the verdict rests on the counters of these ranks, not on their calls",) if affected else (),

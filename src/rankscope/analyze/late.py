@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from rankscope.analyze.evidence import call_text, group_ref, group_text, location_of
 from rankscope.analyze.registry import Effect, rule
 from rankscope.analyze.verdict import causes_of
-from rankscope.analyze.view import job_view
+from rankscope.analyze.view import JobView, job_view
 from rankscope.model.finding import Comparison, Evidence, Finding, Side, count_noun, format_duration
-from rankscope.model.tables import Trace
+from rankscope.model.tables import Array, Trace
 
 _MAX_GROUPS = 8
 
@@ -41,7 +41,8 @@ def late_completion(trace: Trace) -> Iterator[Finding | Effect]:
         rule="late-completion",
         severity="info",
         certainty="certain",
-        title=f"{count_noun(len(rows), 'call')} of {count_noun(len(ranks), 'rank')} ended only after the time-out of {timeout}: aborted, not completed",
+        title=f"{count_noun(len(rows), 'call')} of {count_noun(len(ranks), 'rank')} ended only after the time-out of "
+        f"{timeout}: aborted, not completed",
         ranks=(),
         group=group_ref(view, int(view.group[first])),
         location=location_of(view, first),
@@ -77,27 +78,36 @@ def unfinished(trace: Trace) -> Iterator[Finding | Effect]:
     order = np.argsort(matches.array("first_created_ns")[firsts], kind="stable")
     rows = [view.rows_of_match(int(match)) for match in firsts[order]]
     shown = rows[:_MAX_GROUPS]
-    waiting = [int(np.count_nonzero(~view.is_done[part])) for part in shown]
-    sizes = [len(view.members[int(view.group[part[0]])]) for part in shown]
+    oldest = int(rows[0][0])
+    where = f"{group_text(view, int(view.group[oldest]))}, seq {int(view.seq[oldest])}"
+    n_more = len(rows) - len(shown)
     finding = Finding(
         code="H111",
         rule="unfinished",
         severity="info",
         certainty="certain",
         title=f"{count_noun(len(groups), 'group')} {'has' if len(groups) == 1 else 'have'} an unfinished collective; "
-        f"the oldest is {call_text(view, int(rows[0][0]))} of {group_text(view, int(view.group[rows[0][0]]))}, seq {int(view.seq[rows[0][0]])}",
+        f"the oldest is {call_text(view, oldest)} of {where}",
         evidence=Evidence(
-            comparison=Comparison(
-                "group",
-                tuple(group_text(view, int(view.group[part[0]])) for part in shown),
-                (
-                    Side("first unfinished", (), tuple(f"seq {int(view.seq[part[0]])}  {call_text(view, int(part[0]))}" for part in shown)),
-                    Side("joined and waiting", (), tuple(f"{n} of {size}" for n, size in zip(waiting, sizes, strict=True))),
-                ),
-            ),
-            notes=(f"{len(rows) - len(shown)} more groups (rankscope query ... matches)",) if len(rows) > len(shown) else (),
+            comparison=_progress(view, shown),
+            notes=(f"{n_more} more groups: rankscope query PATH 'select * from matches'",) if n_more else (),
             facts={"n_groups": len(groups)},
         ),
-    )  # fmt: skip
+    )
     # Beside a cause this is one of its effects; alone it is the status of a job that was still running.
     yield Effect(finding) if causes_of(trace) else finding
+
+
+def _progress(view: JobView, shown: Sequence[Array]) -> Comparison:
+    """Per group the first unfinished collective, and how many of its members wait in it."""
+    firsts = [int(rows[0]) for rows in shown]
+    n_waiting = [int(np.count_nonzero(~view.is_done[rows])) for rows in shown]
+    sizes = [len(view.members[int(view.group[row])]) for row in firsts]
+    return Comparison(
+        "group",
+        tuple(group_text(view, int(view.group[row])) for row in firsts),
+        (
+            Side("first unfinished", (), tuple(f"seq {int(view.seq[row])}  {call_text(view, row)}" for row in firsts)),
+            Side("waiting", (), tuple(f"{n} of {size}" for n, size in zip(n_waiting, sizes, strict=True))),
+        ),
+    )

@@ -6,10 +6,12 @@ Key of a collective is (group, seq), never record_id. Fills match_id and status 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from rankscope.analyze.signatures import SYNCHRONISING, Signatures
+from rankscope.model.clock import POLL_NS
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 STATUSES = ("done", "waiting", "aborted", "failed")
@@ -57,7 +59,8 @@ def _backends_without_states(calls: Table) -> Array:
     for code, name in enumerate(backend.values):
         if name in ("nccl", "rccl", "xccl"):
             has_states[code] = True
-    return ~has_states[backend.codes] if len(calls) else np.empty(0, bool)
+    lacks: Array = ~has_states[backend.codes] if len(calls) else np.empty(0, bool)
+    return lacks
 
 
 def _one_row_per_rank(calls: Table, rows: Array) -> Array:
@@ -65,10 +68,9 @@ def _one_row_per_rank(calls: Table, rows: Array) -> Array:
     groups, seqs, ranks = (calls.array(name)[rows] for name in ("group_id", "seq", "rank"))
     order = np.lexsort((ranks, seqs, groups))
     rows, groups, seqs, ranks = rows[order], groups[order], seqs[order], ranks[order]
-    if not len(rows):
-        return rows
-    is_last = np.append((groups[1:] != groups[:-1]) | (seqs[1:] != seqs[:-1]) | (ranks[1:] != ranks[:-1]), True)
-    return rows[is_last]
+    starts = segment_starts(groups, seqs, ranks)
+    last: Array = rows[np.append(starts[1:], len(rows)) - 1]
+    return last
 
 
 def segment_starts(*keys: Array) -> Array:
@@ -227,7 +229,8 @@ def _transfer_matches(
     uneven = _reduce(np.minimum, whole, starts) != _reduce(np.maximum, whole, starts)
     created = calls.array("created_ns")[rows]
     n_signatures = np.where(uneven, 2, 1).astype(np.int32)
-    n_missing = (2 - n_joined).astype(np.int32)
+    is_evicted = (n_joined == 1) & (n_done == 1)  # it ended, so the other side has been there
+    n_missing = np.where(is_evicted, 0, 2 - n_joined).astype(np.int32)
     last_created = _reduce(np.maximum, created, starts)
     last_rank = np.where(created[starts] == last_created, calls.array("rank")[rows[starts]], MISSING)
     zeros = np.zeros(len(starts), np.int32)
@@ -243,7 +246,7 @@ def _transfer_matches(
         "n_joined": n_joined,
         "n_missing": n_missing,
         "n_unknown": zeros,
-        "n_evicted": zeros,
+        "n_evicted": is_evicted.astype(np.int32),
         "n_done": n_done,
         "n_signatures": n_signatures,
         "state": _match_state(n_done, n_joined, n_missing, n_signatures),
@@ -276,7 +279,7 @@ def _transfer_numbers(trace: Trace, rows: Array, is_send: Array, starts: Array, 
     ended = np.where(done, calls.array("completed_ns")[rows] - _clock_offsets(trace, rank), MISSING)
     number = np.zeros(len(rows), np.int64)
     bounds = [*starts.tolist(), len(rows)]
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in pairwise(bounds):
         split = start + int(np.count_nonzero(is_send[start:end]))
         sends, receives = slice(start, split), slice(split, end)
         number[sends], number[receives] = np.arange(split - start), np.arange(end - split)
@@ -289,16 +292,21 @@ def _transfer_numbers(trace: Trace, rows: Array, is_send: Array, starts: Array, 
 
 
 def _best_offset(sends: Array, send_ends: Array, receives: Array, receive_ends: Array) -> int:
-    """By how much the receives must be moved so that both sides of a transfer end together, as far as times tell."""
-    best, smallest = 0, np.inf
+    """By how much the receives must be moved so that both sides of each transfer end together, as far as times tell.
+
+    Usually by nothing; one side may not have noticed its newest completions, and then its count is short. What counts
+    is how much the difference of the two ends varies: a wrong clock makes it large, but not varied.
+    """
+    spread = {}
     for offset in (0, 1, -1, 2, -2, 3, -3):
         _, left, right = np.intersect1d(sends, receives + offset, assume_unique=True, return_indices=True)
         both = (send_ends[left] > 0) & (receive_ends[right] > 0)
-        if np.count_nonzero(both) >= 3:
-            apart = float(np.median(np.abs(send_ends[left][both] - receive_ends[right][both])))
-            if apart < smallest:
-                best, smallest = offset, apart
-    return best
+        if np.count_nonzero(both) >= 4:
+            difference = (send_ends[left] - receive_ends[right])[both].astype(np.float64)
+            spread[offset] = float(np.median(np.abs(difference - np.median(difference))))
+    best = min(spread, key=lambda offset: spread[offset], default=0)
+    is_clear = 0 in spread and spread[0] > POLL_NS / 2 and 3 * spread[best] < spread[0]
+    return best if is_clear else 0
 
 
 def _joined_columns(*parts: dict[str, Array | Text]) -> dict[str, Array | Text]:

@@ -21,15 +21,17 @@ Basis = Literal["siblings", "history"]
 _CONTEXT = 6  # calls before a divergence that must agree for two ranks to count as running the same program
 _LOOK_AHEAD = 64  # calls after a divergence that are compared
 _MAX_SHIFT = 4
+_ALIKE = (3, 2)  # calls of common past that make an earlier call a precedent; fewer only where there is none with more
+_MAX_PRECEDENTS = 64
 _MEMORY = 4096  # calls of its own past that a rank is compared with
 _MAX_CANDIDATES = 64
 
 
 @dataclass(frozen=True)
 class Shift:
-    """How a rank's calls fit the reference again: `skipped` leaves out n calls, `repeated` makes n more."""
+    """How a rank's calls fit the reference again: it left out n calls, made n more, swapped two, or made one other."""
 
-    kind: Literal["skipped", "repeated", "swapped"]
+    kind: Literal["skipped", "repeated", "swapped", "replaced"]
     n_calls: int
     n_agreeing: int  # calls after it that match the reference when shifted
 
@@ -61,7 +63,7 @@ class Programs:
         groups = trace.table("groups")
         classes: dict[tuple[str, int], int] = {}
         sizes = groups.array("size").tolist()
-        descs = groups.text("desc").tolist()
+        descs = groups.text("description").tolist()
         # Groups without a description are siblings only of themselves: nothing says that they play the same role.
         self.group_class = np.array(
             [
@@ -116,52 +118,65 @@ class Programs:
         n_both = min(len(mine), len(theirs))
         return bool(np.array_equal(mine[len(mine) - n_both :], theirs[len(theirs) - n_both :]))
 
-    def reference(self, row: int, normal_rows: Sequence[int]) -> Reference | None:
-        """What should have followed: from the rank that ran furthest past the same call, else from earlier steps."""
-        candidates = [other for other in normal_rows[:_MAX_CANDIDATES] if self.same_context(row, other)]
-        references = [self._reference(other, "siblings") for other in candidates or normal_rows[:1]]
-        best = max(references, key=lambda reference: len(reference.rows), default=None)
-        if best is None or len(best.rows) > 1:
-            return best
-        return self.earlier(best.rows[0]) or best
+    def explain(self, row: int, normal_rows: Sequence[int]) -> tuple[Reference, Shift | None]:
+        """What should have happened at `row`, where others made the calls `normal_rows`, and how the rank fits again.
 
-    def earlier(self, row: int) -> Reference | None:
-        """The newest earlier occurrence of the same call after the same calls on the same rank, and what followed it."""
+        Siblings that ran further are asked first, then the earlier steps of the rank itself and of its peer.
+        """
+        peer = normal_rows[0]
+        alike = [other for other in normal_rows[:_MAX_CANDIDATES] if self.same_context(row, other)]
+        ahead = sorted((self._reference(other, "siblings") for other in alike), key=lambda found: -len(found.rows))
+        steps = [
+            found for own in (row, peer) for found in self.earlier_steps(own) if found.tokens[0] == self.token[peer]
+        ]
+        candidates = [*ahead[:2], *steps, self._reference(peer, "siblings")]
+        return self._best_explained(row, candidates)
+
+    def _best_explained(self, row: int, candidates: Sequence[Reference]) -> tuple[Reference, Shift | None]:
+        shifts = [(found, self.shift(row, found)) for found in candidates]
+        explained = [(found, shift) for found, shift in shifts if shift is not None]
+        if not explained:
+            return candidates[0], None
+        best, shift = max(explained, key=lambda pair: (pair[1].n_agreeing, pair[1].kind == "replaced"))
+        return best, None if shift.kind == "replaced" else shift
+
+    def precedents(self, row: int) -> list[int]:
+        """What the rank called in its past after the same few calls: the newest first."""
         before = self.preceding(row, limit=_MEMORY)
-        context = self.token[self.preceding(row)]
-        for length in dict.fromkeys((len(context), 2, 1)):
-            if 0 < length <= len(context):
-                found = self._occurrence(before, np.append(context[-length:], self.token[row]))
-                if found is not None:
-                    return self._reference(found, "history")
-        return None
-
-    def predicted(self, row: int) -> Reference | None:
-        """What the rank itself did in its earlier steps after the same calls: first the call expected at `row`."""
-        before = self.preceding(row, limit=_MEMORY)
-        for length in (_CONTEXT, 3):
-            if len(before) > length:
-                found = self._occurrence(before, self.token[before[-length:]], follow=True)
-                if found is not None:
-                    return self._reference(found, "history")
-        return None
-
-    def _occurrence(self, before: Array, pattern: Array, follow: bool = False) -> int | None:
-        """The row of the newest place where the pattern ends (or, with `follow`, of the call after it)."""
         tokens = self.token[before]
-        ends = np.flatnonzero(tokens == pattern[-1])
-        for end in ends[::-1].tolist():
-            start = end - len(pattern) + 1
-            if start >= 0 and end + follow < len(tokens) and np.array_equal(tokens[start : end + 1], pattern):
-                return int(before[end + follow])
-        return None
+        for n_alike in _ALIKE:
+            if len(tokens) <= n_alike:
+                continue
+            is_alike = np.ones(len(tokens) - n_alike, bool)
+            for back in range(1, n_alike + 1):
+                is_alike &= tokens[n_alike - back : len(tokens) - back] == tokens[-back]
+            if is_alike.any():
+                return [int(before[place + n_alike]) for place in np.flatnonzero(is_alike)[::-1][:_MAX_PRECEDENTS]]
+        return []
+
+    def earlier_steps(self, row: int) -> list[Reference]:
+        """What followed the same few calls in the rank's past, up to but without `row` itself."""
+        found = []
+        for start in self.precedents(row):
+            rows = self.following(start)
+            rows = rows[rows < row]
+            found.append(Reference(tuple(self.token[rows].tolist()), tuple(rows.tolist()), "history"))
+        return found
+
+    def is_usual(self, row: int) -> bool:
+        """True when the rank made this very call after the same calls before."""
+        return any(self.token[other] == self.token[row] for other in self.precedents(row))
+
+    def is_known(self, row: int) -> bool:
+        """True when the rank made this very call at all before."""
+        return bool((self.token[self.preceding(row, limit=_MEMORY)] == self.token[row]).any())
 
     def _reference(self, row: int, basis: Basis) -> Reference:
         rows = self.following(row)
         return Reference(tuple(self.token[rows].tolist()), tuple(rows.tolist()), basis)
 
     def departure(self, rank: int, siblings: Sequence[int]) -> Departure | None:
-        """The call at which the rank left the path of its siblings, else of its own earlier steps, if a shift explains it."""
+        """Where the rank left the path of its siblings, else of its own earlier steps, if a shift explains it."""
         compared = [self._compare(rank, sibling) for sibling in siblings[:_MAX_CANDIDATES]]
         of_same_role = [result for result in compared if result is not None]
         departures = [result for result in of_same_role if isinstance(result, Departure)]
@@ -170,11 +185,22 @@ class Programs:
         if of_same_role:
             # With as many siblings on its side as against it, the rank's own past decides who left the path.
             is_even = len(of_same_role) < 2 or 2 * len(departures) == len(of_same_role)
-            return None if not departures or (is_even and self._is_usual(departures[0].row)) else departures[0]
+            return None if not departures or (is_even and self.is_usual(departures[0].row)) else departures[0]
         return self._departure_from_past(rank)
 
+    def next_class(self, row: int) -> int | None:
+        """The class of group in which siblings, or the rank's own past, made the call after this one."""
+        rank, tokens = int(self.view.rank[row]), self.token[self.preceding(row)]
+        same = np.flatnonzero((self.token == self.token[row]) & (self.view.rank != rank) & ~self.view.is_member)
+        others = [other for other in same[-_MAX_CANDIDATES:].tolist() if self.view.seq[other] == self.view.seq[row]]
+        for other in [*others, *same[-_MAX_CANDIDATES:].tolist()]:
+            after = self.following(other, 2)
+            if len(after) > 1 and np.array_equal(self.token[self.preceding(other)], tokens):
+                return int(self.row_class[after[1]])
+        return None
+
     def usual_successor(self, row: int) -> int | None:
-        """The token that most ranks have after the call before this one, whatever they did earlier; None without a majority."""
+        """The token that most ranks have after the call before this one; None without a majority."""
         before = self.preceding(row, 1)
         if not len(before) or self.view.is_p2p[before[0]]:
             return None
@@ -187,18 +213,16 @@ class Programs:
         top = nexts.most_common(2)
         return top[0][0] if top and (len(top) == 1 or top[0][1] > top[1][1]) and top[0][1] > 1 else None
 
-    def _is_usual(self, row: int) -> bool:
-        expected = self.predicted(row)
-        return expected is not None and expected.tokens[0] == self.token[row]
-
     def _departure_from_past(self, rank: int) -> Departure | None:
-        for row in self.view.rows_of(rank)[-_LOOK_AHEAD:][::-1].tolist():
-            expected = self.predicted(row)
-            if expected is not None and expected.tokens[0] != self.token[row]:
-                shift = self.shift(row, expected)
-                if shift is not None:
-                    return Departure(row, expected, shift)
-        return None
+        found: list[Departure] = []
+        for row in self.view.rows_of(rank)[-_LOOK_AHEAD:].tolist():
+            steps = self.earlier_steps(row)
+            if not steps or self.is_usual(row):
+                continue
+            expected, shift = self._best_explained(row, steps)
+            if shift is not None:
+                found.append(Departure(row, expected, shift))
+        return max(found, key=lambda departure: departure.shift.n_agreeing, default=None)
 
     def _compare(self, rank: int, sibling: int) -> Departure | Literal["same"] | None:
         """Where the rank leaves the sibling's path; "same" when it does not; None when they cannot be compared."""
@@ -217,7 +241,7 @@ class Programs:
             return None
         row, expected = int(mine[differs[0]]), self._reference(int(theirs[differs[0]]), "siblings")
         shift = self.shift(row, expected)
-        return None if shift is None else Departure(row, expected, shift)
+        return None if shift is None or shift.kind == "replaced" else Departure(row, expected, shift)
 
     def shift(self, row: int, expected: Reference) -> Shift | None:
         before = self.preceding(row, 1)
@@ -245,8 +269,9 @@ def explain_shift(actual: Sequence[int], expected: Sequence[int], previous: int 
         n_agreeing = _agreement(actual[2:], expected[2:])
         if n_agreeing is not None:
             return Shift("swapped", 1, n_agreeing + 2)
-    if _agreement(actual[1:], expected[1:]):
-        return None  # one call was another, and all is in step again
+    n_after = _agreement(actual[1:], expected[1:])
+    if n_after:
+        return Shift("replaced", 1, n_after)
     found: list[Shift] = []
     for n_calls in range(1, _MAX_SHIFT + 1):
         n_skip = _agreement(actual, expected[n_calls:])

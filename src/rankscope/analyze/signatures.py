@@ -92,10 +92,6 @@ def _counts(shapes: str) -> tuple[int, ...]:
     return tuple(math.prod(shape) for shape in msgspec.json.decode(shapes))
 
 
-def n_elements(shapes: str) -> int:
-    return sum(_counts(shapes))
-
-
 def user_points(stacks: Table, frames: Table) -> Array:
     """For each stack, the code of its user frames: ranks that only differ inside torch are at the same point."""
     is_user = frames.array("is_user")

@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.analyze.evidence import call_text, collective_ref, group_ref, group_text, location_of
 from rankscope.analyze.registry import Effect, rule
 from rankscope.analyze.signatures import SYNCHRONISING
-from rankscope.analyze.view import JobView, job_view
+from rankscope.analyze.view import JobView, derived, job_view
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration
 from rankscope.model.tables import Array, Trace
 
@@ -93,7 +93,15 @@ def _late_rank(view: JobView, rows: Array) -> Late | None:
     is_delayed = alone > max(_MIN_LATE_NS, 6 * _clock_error_ns(view, rows[:, 0]))
     if np.count_nonzero(is_delayed) < _MIN_EVENTS:
         return None
-    last = view.rank[rows[np.argmax(arrival, axis=0), np.arange(rows.shape[1])]]
+    latest = np.argmax(arrival, axis=0)
+    columns = np.arange(rows.shape[1])
+    # Who was itself held up in another group passes the delay on, but is not its origin.
+    own = _own_time_ns(view)[rows]
+    others = np.median(np.sort(own, axis=0)[:-1], axis=0)
+    is_delayed &= own[latest, columns] - others > alone / 2
+    if np.count_nonzero(is_delayed) < _MIN_EVENTS:
+        return None
+    last = view.rank[rows[latest, columns]]
     ranks, counts = np.unique(last[is_delayed], return_counts=True)
     top = int(np.argmax(counts))
     if counts[top] < max(_MIN_EVENTS, _LAST_SHARE * np.count_nonzero(is_delayed)):
@@ -106,6 +114,25 @@ def _late_rank(view: JobView, rows: Array) -> Late | None:
     own_rows = rows[np.argmax(arrival[:, mine], axis=0), mine]
     lost = int(alone[mine].sum()) * (len(rows) - 1)
     return Late(int(ranks[top]), delay[mine], own_rows, rows.shape[1], int(np.count_nonzero(is_delayed)), lost)
+
+
+def _own_time_ns(view: JobView) -> Array:
+    """Per call: the time since the rank was released from its previous one, when the last member joined that."""
+    return derived(view.trace, _measure_own_time)
+
+
+def _measure_own_time(trace: Trace) -> Array:
+    view = job_view(trace)
+    program = view.program
+    previous = np.full(len(view.calls), -1, np.int64)
+    follows = view.rank[program[1:]] == view.rank[program[:-1]]
+    previous[program[1:][follows]] = program[:-1][follows]
+    released = view.created[previous]
+    is_matched = view.match[previous] >= 0
+    joined = trace.table("matches").array("last_created_ns")
+    released[is_matched] = np.maximum(released[is_matched], joined[view.match[previous[is_matched]]])
+    own = np.where(previous >= 0, view.created - released, 0).astype(np.float64)
+    return np.maximum(own, 0.0)
 
 
 def _clock_error_ns(view: JobView, rows: Array) -> float:
@@ -125,6 +152,11 @@ def _finding(view: JobView, late: Late) -> Finding:
     sites, counts = np.unique(view.calls.array("site_id")[late.rows], return_counts=True)
     usual = int(late.rows[np.argmax(view.calls.array("site_id")[late.rows] == sites[np.argmax(counts)])])
     group = int(view.group[worst])
+    n_peers = count_noun(len(view.members[group]) - 1, "peer")
+    worst_late = format_duration(int(late.lateness_ns.max()))
+    advice = (
+        f"profile one step of rank {late.rank} and of a peer side by side; check its host for load, heat, data loading"
+    )
     return Finding(
         code="S201",
         rule="straggler",
@@ -137,12 +169,10 @@ def _finding(view: JobView, late: Late) -> Finding:
         location=location_of(view, usual),
         evidence=Evidence(
             certain=(
-                f"it came last to {len(late.rows)} of the {late.n_delayed} collectives that were delayed ({late.n_collectives} in all)",
-                f"worst: {format_duration(int(late.lateness_ns.max()))} at seq {int(view.seq[worst])}, {call_text(view, worst)}",
+                f"it came last to {len(late.rows)} of {late.n_delayed} delayed collectives ({late.n_collectives} made)",
+                f"worst: {worst_late} at seq {int(view.seq[worst])}, {call_text(view, worst)}",
             ),
-            likely=(
-                f"its {count_noun(len(view.members[group]) - 1, 'peer')} lost {format_duration(late.lost_ns)} together waiting for it",
-            ),
+            likely=(f"its {n_peers} lost {format_duration(late.lost_ns)} together waiting for it",),
             facts={
                 "lateness_ns": int(np.median(late.lateness_ns)),
                 "n_late": len(late.rows),
@@ -150,5 +180,5 @@ def _finding(view: JobView, late: Late) -> Finding:
                 "lost_ns": late.lost_ns,
             },
         ),
-        help=f"profile one step of rank {late.rank} and of a peer side by side; check its host for load, heat and data loading",
+        help=advice,
     )

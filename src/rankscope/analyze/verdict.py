@@ -1,7 +1,7 @@
 """Why the job hangs: every candidate cause, the root first, what merely follows from it marked as effect.
 
 Order of causes: the earliest call that does not fit its peers' (all that follows is its effect); then cycles of ranks
-that wait for each other; then ranks that never came; then ranks without a dump; then calls that nobody holds up.
+that wait for each other; then ranks that never came; then, by time, ranks without a dump and calls that none holds up.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ def find_causes(trace: Trace) -> list[Cause]:
         *sorted([*diverged, *departed], key=lambda cause: cause.time_ns),
         *(cause for cause in cyclic if cause not in departed),
         *(cause for cause in ends if cause not in departed),
-        *(cause for cause in _from_unknown(view, graph)),
-        *(_from_complete(view, graph, {cause.match for cause in diverged})),
+        *sorted(
+            [*_from_unknown(view, graph), *_from_complete(view, graph, {cause.match for cause in diverged})],
+            key=lambda cause: cause.time_ns,
+        ),
     ]
     if not ordered:
         return list(_silent_losses(view))
@@ -73,6 +75,8 @@ def _blocked(graph: WaitGraph, cause: Cause) -> set[int]:
     matches = {call.match for call in cause.calls}
     if cause.match != MISSING:
         matches.add(cause.match)
+    if cause.divergence is not None:  # from there on the group is out of step, wherever it then hangs
+        matches.update(call.match for call in graph.calls.values() if call.group == cause.group and not call.is_p2p)
     return graph.blocked_by(set(cause.ranks), matches)
 
 
@@ -134,6 +138,12 @@ def _departed(view: JobView, programs: Programs, call: WaitingCall, rank: int) -
     wrong = rows[: departure.shift.n_calls]
     if has_skipped != (rank in call.held_up_by) or not any(bool(view.is_p2p[row]) == call.is_p2p for row in wrong):
         return None
+    if not call.is_p2p:
+        # It must be of the group that waits; and what only differs from the past may be a step that comes seldom.
+        fits = [programs.group_class[call.group] == programs.row_class[row] for row in wrong]
+        is_sure = has_skipped or departure.expected.basis == "siblings" or view.first_waiting[rank] in wrong
+        if not any(fits) or not is_sure:
+            return None
     # A synchronous rank shows one call only: whether it left the other out or makes it later cannot be seen.
     if not call.is_p2p and has_skipped and departure.shift.n_agreeing < 2:
         return None
@@ -170,7 +180,7 @@ def _odd_ranks(view: JobView, programs: Programs, cycle: Cycle) -> tuple[int, ..
     for call in cycle.calls:
         sides[call.match].update(rank for rank in call.waiting if rank in cycle.ranks)
     shown = cycle.ranks[:64]
-    for is_unusual in (_has_departed, _has_unusual_successor):
+    for is_unusual in (_has_departed, _has_unusual_successor, _waits_unusually):
         unusual = [rank for rank in shown if is_unusual(view, programs, rank)]
         if unusual and len(unusual) < len(shown):
             return tuple(unusual)
@@ -182,13 +192,22 @@ def _odd_ranks(view: JobView, programs: Programs, cycle: Cycle) -> tuple[int, ..
 
 def _has_departed(view: JobView, programs: Programs, rank: int) -> bool:
     departure = programs.departure(rank, _siblings(view, rank))
-    return departure is not None and departure.row <= view.first_waiting[rank]
+    if departure is None:
+        return False
+    # A step that comes seldom differs from the past too, so that alone must point at the very call that waits.
+    is_close = departure.row == view.first_waiting[rank]
+    return is_close or (departure.expected.basis == "siblings" and departure.row < view.first_waiting[rank])
 
 
 def _has_unusual_successor(view: JobView, programs: Programs, rank: int) -> bool:
     row = view.first_waiting[rank]
     expected = programs.usual_successor(row)
     return expected is not None and expected != programs.token[row]
+
+
+def _waits_unusually(view: JobView, programs: Programs, rank: int) -> bool:
+    row = view.first_waiting[rank]
+    return bool(programs.precedents(row)) and not programs.is_usual(row)
 
 
 def _first_join(view: JobView, call: WaitingCall) -> int:
@@ -201,7 +220,7 @@ def _from_absent(view: JobView, graph: WaitGraph, programs: Programs) -> Iterato
     calls_of: dict[int, list[WaitingCall]] = {}
     for rank, calls in graph.absent_ends().items():
         held = [call for call in calls if call.held_up_by[rank] == "absent"]
-        if rank not in view.dumped or not held:
+        if rank not in view.dumped or not held or not view.is_idle(rank):
             continue
         for call in held if any(call.is_p2p for call in held) else ():
             departed = _departed(view, programs, call, rank)
@@ -212,14 +231,16 @@ def _from_absent(view: JobView, graph: WaitGraph, programs: Programs) -> Iterato
         rows = view.rows_of(rank)
         last = int(view.signatures.point[rows[-1]]) if len(rows) else MISSING
         together[(last, min(call.match for call in held))].append(rank)
-    found = [_stuck(view, ranks, calls_of) for ranks in together.values()]
+    found = [_stuck(view, programs, ranks, calls_of) for ranks in together.values()]
     yield from sorted(found, key=lambda cause: (-len(_blocked(graph, cause)), cause.time_ns))
 
 
-def _stuck(view: JobView, ranks: Sequence[int], calls_of: dict[int, list[WaitingCall]]) -> Cause:
+def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: dict[int, list[WaitingCall]]) -> Cause:
     calls = tuple({call.match: call for rank in ranks for call in calls_of[rank]}.values())
-    first = min(calls, key=lambda call: _first_join(view, call))
     rows = view.rows_of(ranks[0])
+    # Of several calls that wait for the rank, the one it would have made next; only then do times of hosts decide.
+    expected = programs.next_class(int(rows[-1])) if len(rows) else None
+    first = min(calls, key=lambda call: (int(programs.group_class[call.group]) != expected, _first_join(view, call)))
     return Cause(
         rule="rank-stuck",
         ranks=tuple(sorted(ranks)),
@@ -235,7 +256,7 @@ def _stuck(view: JobView, ranks: Sequence[int], calls_of: dict[int, list[Waiting
 
 
 def _from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
-    """Ranks without a usable dump that others may be waiting for; the one that blocked the earliest call is the cause."""
+    """Ranks without a usable dump that others may wait for: the cause is the one that blocked the earliest call."""
     held: dict[int, list[WaitingCall]] = defaultdict(list)
     for call in graph.calls.values():
         for rank, reason in call.held_up_by.items():
@@ -243,9 +264,11 @@ def _from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
                 held[rank].append(call)
     if not held:
         return
-    calls = {call.match: call for calls in held.values() for call in calls}.values()
+    # A rank that wrote a file, however damaged, was alive; it is suspected only where no other can be.
+    possible = set(held) - view.has_file or set(held)
+    calls = {call.match: call for rank in possible for call in held[rank]}.values()
     first = min(calls, key=lambda call: (_first_join(view, call), call.match))
-    suspects = sorted(rank for rank, reason in first.held_up_by.items() if reason == "unknown")
+    suspects = sorted(possible & {rank for rank, reason in first.held_up_by.items() if reason == "unknown"})
     yield Cause(
         rule="rank-lost",
         ranks=tuple(suspects),

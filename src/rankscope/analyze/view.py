@@ -110,6 +110,32 @@ class JobView:
         return dict(zip(ranks.tolist(), waiting[first].tolist(), strict=True))
 
     @cached_property
+    def cut(self) -> frozenset[int]:
+        """Ranks of which only the older part of the dump could be read."""
+        files = self.trace.table("files")
+        return frozenset(files.array("rank")[files.text("status").equals("damaged")].tolist())
+
+    @cached_property
+    def has_file(self) -> frozenset[int]:
+        """Ranks that wrote something, readable or not: they were alive when the dumps were taken."""
+        files = self.trace.table("files")
+        return frozenset(files.array("rank")[~files.text("status").equals("ignored")].tolist())
+
+    @cached_property
+    def _busy(self) -> frozenset[int]:
+        """Ranks whose counters show a call that has not completed."""
+        status = self.trace.table("group_status")
+        is_open = status.array("last_enqueued") > status.array("last_completed")
+        return frozenset(status.array("rank")[is_open].tolist())
+
+    def is_idle(self, rank: int) -> bool:
+        """True when the rank certainly waits in no call; a cut dump has lost the newest ones, but not the counters."""
+        if rank in self.first_waiting:
+            return False
+        has_counters = bool((self.trace.table("group_status").array("rank") == rank).any())
+        return rank not in self.cut or (has_counters and rank not in self._busy)
+
+    @cached_property
     def match_rows(self) -> tuple[Array, Array]:
         """Rows ordered by match, and where each match begins in them."""
         rows = np.flatnonzero(self.match >= 0)

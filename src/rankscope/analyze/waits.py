@@ -152,10 +152,12 @@ def _hold_up(view: JobView, group: int, seq: int, rank: int, row: int | None, is
         is_behind = first is not None and first < row and not view.is_done[row]
         return "behind" if is_behind else None
     if is_p2p:
+        if rank in view.cut:  # its newest calls are lost; its counters still tell whether it waits in one of them
+            return None if view.is_idle(rank) else "unknown"
         return "absent"
     window = view.window(group, rank)
     if window.has_not_joined(seq):
-        return "absent"
+        return "absent" if rank in view.first_waiting or view.is_idle(rank) else "unknown"
     return None if window.known else "unknown"
 
 

@@ -48,7 +48,7 @@ def run(args: Namespace) -> int:
     if args.output:
         output.check_writable(args.output, args.force)
     with output.ReadProgress() as progress:
-        trace = pipeline.load(args.paths, prefix=args.prefix, jobs=args.jobs, progress=progress)
+        trace = pipeline.load(args.paths, prefix=args.prefix, jobs=args.jobs, progress=progress, may_limit_memory=True)
     report = pipeline.diagnose(trace)
     show(report, chosen, args)
     return exit_code(report, args.fail_on)

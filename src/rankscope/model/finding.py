@@ -132,7 +132,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def format_ranks(ranks: tuple[int, ...] | list[int] | set[int], limit: int = 0) -> str:
-    """Compresses a set of ranks: 0-511,513. Arithmetic strides of 3 or more print as 1,17,...,1009 beyond `limit` parts."""
+    """Compresses a set of ranks: 0-511,513. Beyond `limit` parts the middle is left out: 1,17,...,1009."""
     ordered = sorted(set(ranks))
     parts: list[str] = []
     start = 0

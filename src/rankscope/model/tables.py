@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[Any]
+else:
+    Array = np.ndarray  # numpy.typing costs start-up time and says nothing at run time
 MISSING = -1
 
 
@@ -34,8 +39,9 @@ class TableSpec:
     doc: str
     columns: tuple[Column, ...]
 
-    def column(self, name: str) -> Column:
-        return next(column for column in self.columns if column.name == name)
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        return {column.name: column.kind for column in self.columns}
 
 
 def _spec(name: str, doc: str, columns: str) -> TableSpec:
@@ -57,7 +63,7 @@ SCHEMA: dict[str, TableSpec] = {
             rank      int32  Global rank, taken from the name or the content.
             host      text   Host, as far as the name tells.
             n_bytes   int64  Size on disk.
-            status    text   read, damaged (partly or wholly unreadable), duplicate (another file of the rank was used) or ignored.
+            status    text   read, damaged (partly or wholly), duplicate (another file of the rank was used) or ignored.
             problem   text   What is wrong with it, in one sentence.
             hint      text   What to do about it.
             """,
@@ -85,7 +91,7 @@ SCHEMA: dict[str, TableSpec] = {
             file_id  int32  The dump.
             rank     int32  Global rank that wrote it.
             name     text   Name of the group.
-            desc     text   Description of the group.
+            description  text   Description of the group.
             members  text   Global ranks in group order, as JSON.
             """,
         ),
@@ -108,7 +114,7 @@ SCHEMA: dict[str, TableSpec] = {
             """
             group_id  int32  Number of the group in this capture.
             name      text   Name that torch gave it.
-            desc      text   Description (default_pg, dp, tp, ...).
+            description  text   What the group is for (default_pg, dp, tp, ...).
             size      int32  Number of members.
             origin    text   Where the members are known from: config, world, name-hash or use.
             inferred  bool   True when the members were inferred from who uses the name.
@@ -125,7 +131,7 @@ SCHEMA: dict[str, TableSpec] = {
         ),
         _spec(
             "group_progress",
-            "What is known of each member's collectives in each group: below first_seq is evicted, above last_seq not joined.",
+            "Each member's collectives in each group: below first_seq is evicted, above last_seq not joined.",
             """
             group_id        int32  The group.
             rank            int32  Global rank.
@@ -247,7 +253,7 @@ class Text:
         return len(self.codes)
 
     def __getitem__(self, row: int) -> str:
-        return self.values[self.codes[row]]
+        return self.values[int(self.codes[row])]
 
     def take(self, rows: Array) -> Text:
         return Text(self.codes[rows], self.values)
@@ -257,7 +263,7 @@ class Text:
         values[:] = self.values
         return values[self.codes] if len(values) else np.empty(0, dtype=object)
 
-    def equals(self, value: str) -> NDArray[np.bool_]:
+    def equals(self, value: str) -> Array:
         """Which rows hold the value; distinct values are compared once, not row by row."""
         hits = np.fromiter((own == value for own in self.values), bool, len(self.values))
         return hits[self.codes] if len(hits) else np.zeros(len(self.codes), bool)

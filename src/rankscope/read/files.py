@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import io
 import os
 import re
-import tarfile
-import tempfile
-import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from rankscope.errors import BadFileError, InputError
+
+if TYPE_CHECKING:  # archives are rare, and their modules slow to import
+    import tempfile
+    import zipfile
 
 HEAD_BYTES = 4096
 # A compressed file may unfold to far more than it is; beyond this it is an attack or a mistake, not a trace.
@@ -42,6 +42,7 @@ class Source:
     file_id: int = -1
     member: str = ""
     offset: int = -1
+    is_contained: bool = False  # read in a process of limited memory, where an absurd file cannot do harm
 
     def open(self) -> BinaryIO:
         """The content as a buffered stream, with gzip undone."""
@@ -51,7 +52,7 @@ class Source:
                 limit = max(MIN_UNPACKED_LIMIT, self.n_bytes * MAX_UNPACKED_RATIO)
                 return cast(BinaryIO, io.BufferedReader(_Unpacked(raw, limit), 1 << 16))
             return cast(BinaryIO, raw)
-        except (OSError, zipfile.BadZipFile, RuntimeError) as error:
+        except _open_errors() as error:
             raise BadFileError(f"cannot be opened: {_reason(error)}", "check the file's permissions") from error
 
     def _open_raw(self) -> io.BufferedReader:
@@ -60,7 +61,12 @@ class Source:
             return io.BufferedReader(cast(io.RawIOBase, data), 1 << 16)
         if self.offset >= 0:
             return io.BufferedReader(_Slice(self.path, self.offset, self.n_bytes), 1 << 16)
-        return open(self.path, "rb", buffering=1 << 16)
+        return cast(io.BufferedReader, open(self.path, "rb", buffering=1 << 16))
+
+    def file_columns(self) -> dict[str, object]:
+        """What the table of files says about it before anything was read."""
+        known = {"path": self.shown, "rank": self.rank, "host": self.host}
+        return {"file_id": self.file_id, "n_bytes": self.n_bytes, **known}
 
     def head(self) -> bytes:
         """The first bytes of the content, for recognising the format; empty when there are none."""
@@ -96,6 +102,8 @@ class _Unpacked(io.RawIOBase):
     """A gzip stream that stops at its limit instead of filling the memory."""
 
     def __init__(self, packed: IO[bytes], limit: int) -> None:
+        import gzip
+
         self._packed = packed
         self._stream = gzip.GzipFile(fileobj=packed)
         self._left = limit
@@ -141,7 +149,7 @@ def find_sources(paths: Sequence[str]) -> tuple[list[Source], list[Unreadable]]:
         for file in found:
             try:
                 sources += _unfold(file)
-            except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+            except _open_errors() as error:
                 unreadable.append(Unreadable(str(file), f"cannot be opened: {_reason(error)}", "copy the file again"))
     unique = {(source.path, source.member, source.offset): source for source in sources}
     return list(unique.values()), unreadable
@@ -173,7 +181,17 @@ def _unfold(path: Path) -> Iterator[Source]:
         yield Source(path, str(path), path.stat().st_size)
 
 
+def _open_errors() -> tuple[type[Exception], ...]:
+    """All that opening a file or an archive can fail with (RuntimeError: a zip with a password)."""
+    import tarfile
+    import zipfile
+
+    return OSError, EOFError, RuntimeError, zlib.error, tarfile.TarError, zipfile.BadZipFile
+
+
 def _tar_members(path: Path, compressed: bool) -> Iterator[Source]:
+    import tarfile
+
     plain = _unpacked(str(path)) if compressed else path
     with tarfile.open(plain, "r:") as archive:
         for info in archive:
@@ -183,21 +201,28 @@ def _tar_members(path: Path, compressed: bool) -> Iterator[Source]:
 
 @functools.lru_cache(maxsize=8)
 def _zip_archive(path: str) -> zipfile.ZipFile:
+    import zipfile
+
     return zipfile.ZipFile(path)
 
 
 @functools.lru_cache(maxsize=8)
 def _unpacked(path: str) -> Path:
     """A compressed tar cannot be entered at a member: it is unpacked once, aside, and deleted at exit."""
+    import gzip
+    import tempfile
+
     folder = _scratch_folder()
     handle, name = tempfile.mkstemp(suffix=".tar", dir=folder.name)
     with gzip.open(path, "rb") as packed, os.fdopen(handle, "wb") as plain:
-        copy_limited(packed, plain)
+        copy_limited(cast(IO[bytes], packed), plain)
     return Path(name)
 
 
 @functools.lru_cache(maxsize=1)
 def _scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    import tempfile
+
     return tempfile.TemporaryDirectory(prefix="rankscope-")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import re
 import zlib
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from rankscope.errors import BadFileError
 from rankscope.model.tables import MISSING, Table
@@ -43,16 +43,11 @@ def sniff(head: bytes, name: str) -> bool:
 
 
 def read(source: Source) -> Iterator[Table]:
-    was_collecting = gc.isenabled()
-    gc.disable()  # unpickling makes only acyclic objects: looking for cycles would cost a third of the time
     try:
         dump, problem = _load(source)
         yield from _tables(source, dump, problem)
     except (MemoryError, RecursionError) as error:
         raise BadFileError("asks for an absurd amount of memory or nesting", "it is corrupt or malicious") from error
-    finally:
-        if was_collecting:
-            gc.enable()
 
 
 def _load(source: Source) -> tuple[dict[str, Any], str]:
@@ -123,18 +118,21 @@ def _salvage(source: Source) -> tuple[Any, str]:
 
 def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Table]:
     raw_entries = dump.get("entries", [])
-    entries = [entry for entry in raw_entries if isinstance(entry, dict)] if isinstance(raw_entries, list) else []
+    entries = raw_entries if isinstance(raw_entries, list) else []
+    if not set(map(type, entries)) <= {dict}:
+        entries = [entry for entry in entries if isinstance(entry, dict)]
     if problem and entries:
         # The last one may be half an entry: fields that follow the cut are absent.
-        entries = [entry for entry in entries if len(entry) >= len(entries[0])]
+        entries = [entry for entry in entries[:-1] if len(entry) >= len(entries[0])]
     try:
-        calls, stacks, frames = entry_columns(entries, source.rank, source.file_id, source.n_bytes)
+        calls, stacks, frames = entry_columns(entries, source)
     except (TypeError, ValueError, KeyError, OverflowError, AttributeError, IndexError) as error:
         raise BadFileError(
             f"has entries that are not laid out like a dump's ({type(error).__name__}: {str(error)[:80]})",
             "it was not written by torch's recorder, or by a version newer than this reader",
         ) from error
-    names = dict(zip(calls.array("pg_id").tolist(), calls.text("group_name").tolist(), strict=True))
+    pg_ids, rows = np.unique(calls.array("pg_id"), return_index=True)
+    names = {int(pg_id): calls.text("group_name")[row] for pg_id, row in zip(pg_ids, rows, strict=True)}
     yield calls
     yield stacks
     yield frames
@@ -142,21 +140,8 @@ def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Tabl
     yield _status_table(source, dump.get("pg_status"), names)
     yield _rank_table(source, dump, calls)
     if problem:
-        yield Table.from_rows("files", [_file_row(source, "damaged", problem, CUT_HINT)])
-
-
-def _file_row(source: Source, status: str, problem: str, hint: str) -> dict[str, Any]:
-    return {
-        "file_id": source.file_id,
-        "path": source.shown,
-        "source": NAME,
-        "rank": source.rank,
-        "host": source.host,
-        "n_bytes": source.n_bytes,
-        "status": status,
-        "problem": problem,
-        "hint": hint,
-    }
+        row = {**source.file_columns(), "source": NAME, "status": "damaged", "problem": problem, "hint": CUT_HINT}
+        yield Table.from_rows("files", [row])
 
 
 def _config_table(source: Source, config: Any) -> Table:
@@ -172,7 +157,7 @@ def _config_table(source: Source, config: Any) -> Table:
                     "file_id": source.file_id,
                     "rank": source.rank,
                     "name": str(key),
-                    "desc": str(desc),
+                    "description": str(desc),
                     "members": encoded,
                 }
             )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankscope.model.tables import MISSING, Array, Table, concat
+from rankscope.read.recorder_entries import stack_table
 
 
 @dataclass
@@ -62,9 +63,7 @@ class Merger:
                 for (file, line, function), number in self._frames.items()
             ],
         )
-        rows = [(number, depth, frame) for stack, number in self._stacks.items() for depth, frame in enumerate(stack)]
-        array = np.array(rows, np.int32).reshape(-1, 3)
-        merged["stacks"] = Table("stacks", {"stack_id": array[:, 0], "depth": array[:, 1], "frame_id": array[:, 2]})
+        merged["stacks"] = stack_table(self._stacks)
         return merged
 
 

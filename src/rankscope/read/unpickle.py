@@ -28,10 +28,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 # The pure-Python unpickler is slow, but after an error its stacks show what had been read so far.
-_SlowUnpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]
-
-
-class _SalvagingUnpickler(_SlowUnpickler):  # type: ignore[misc]
+class _SalvagingUnpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         return _refuse(module, name)
 

@@ -98,7 +98,7 @@ def simulate(spec: JobSpec, fault: Fault | None = None, noise: Noise = _NO_NOISE
         run=run,
         lost_ranks=frozenset(lost),
         cut_ranks=frozenset(bystanders[noise.lost :]),
-        cameras=_set_up_cameras(job, noise, run, truth, random),
+        cameras=_set_up_cameras(job, noise, run, lost.union(bystanders, truth.ranks), random),
     )
 
 
@@ -124,22 +124,22 @@ def _draw_bystanders(job: Job, truth: Truth, random: Random, wanted: int) -> lis
     return (outside + inside[:n_spare])[:wanted]
 
 
-def _choose_unnoticing(job: Job, truth: Truth, random: Random) -> set[int]:
-    """Ranks whose watchdog lags behind; of each group (the world aside) one at most, as a lag is never common to all."""
+def _choose_unnoticing(job: Job, silent: set[int], random: Random) -> set[int]:
+    """Ranks whose watchdog lags behind: at most one of each group but the world, as a lag is never common to all."""
     ranks = list(range(job.spec.mesh.world))
     random.shuffle(ranks)
     chosen: set[int] = set()
     for rank in ranks:
         close = {other for group in job.groups.of_rank[rank] if len(group.ranks) < len(ranks) for other in group.ranks}
-        is_alone = close <= {rank, *truth.ranks}  # then nobody is left who noticed
-        if rank not in truth.ranks and not is_alone and not close & chosen and len(chosen) < len(ranks) // 2:
+        is_alone = any(set(group.ranks) <= {rank, *silent} for group in job.groups.of_rank[rank])  # nobody else noticed
+        if rank not in silent and not is_alone and not close & chosen and len(chosen) < len(ranks) // 2:
             chosen.add(rank)
     return chosen
 
 
-def _set_up_cameras(job: Job, noise: Noise, run: Run, truth: Truth, random: Random) -> tuple[Camera, ...]:
+def _set_up_cameras(job: Job, noise: Noise, run: Run, silent: set[int], random: Random) -> tuple[Camera, ...]:
     spec = job.spec
-    unnoticing = _choose_unnoticing(job, truth, random) if noise.uneven_state else set()
+    unnoticing = _choose_unnoticing(job, silent, random) if noise.uneven_state else set()
     world = spec.mesh.world
     skew_ns = int(noise.clock_skew_ms * 1e6)
     offsets = [random.randint(-skew_ns, skew_ns) for _ in range(ceil(world / spec.ranks_per_host))]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from model import Stage
 from pipeline import Neighbours, run_microbatches
 from torch import Tensor
+
+from model import Stage
 
 EVALUATE_EVERY = 4
 MAX_GRADIENT_NORM = 1.0

@@ -1,0 +1,111 @@
+"""`rankscope export`: the whole database as files that other tools read."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rankscope.commands import output
+from rankscope.commands.diagnose import positive_int
+from rankscope.errors import OutputError, UsageError
+from rankscope.render.database_files import EXTENSIONS, FOLDER_FORMATS, FORMATS
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Mapping
+
+    from duckdb import DuckDBPyConnection
+
+HELP = "write all tables to DuckDB, SQLite, Parquet, CSV, JSON or pickle"
+OUTPUT_HELP = ".duckdb, .sqlite, .json, .pickle, or a folder of Parquet"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="a trace, a folder of traces or an archive of them")
+    parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"where to write: {OUTPUT_HELP}")
+    parser.add_argument("--to", choices=FORMATS, help="the format, where the extension of OUT does not say it")
+    parser.add_argument("--force", action="store_true", help="overwrite what exists")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    parser.add_argument("--prefix", help="read only files whose names begin so, the rest of the name being the rank")
+    parser.add_argument(
+        "--jobs", type=positive_int, metavar="N", help="processes that read files (default: one per core)"
+    )
+
+
+def run(args: Namespace) -> int:
+    chosen = database_format(args.output, args.to)
+    check_destination(args.output, chosen, args.force)
+    from rankscope import pipeline
+    from rankscope.model.database import connect
+    from rankscope.model.tables import SCHEMA
+
+    with output.ReadProgress() as progress:
+        trace = pipeline.load(args.paths, prefix=args.prefix, jobs=args.jobs, progress=progress, may_limit_memory=True)
+    n_rows = save_database(connect(trace), {name: name for name in SCHEMA}, args.output, chosen)
+    if args.json:
+        output.print_json({"path": args.output, "format": chosen, "n_rows": n_rows})
+    else:
+        report_written(args.output, chosen, n_rows)
+    return 0
+
+
+def database_format(path: str, chosen: str | None = None) -> str:
+    """The format that was asked for, else the one that the extension stands for."""
+    if chosen:
+        return chosen
+    if path.endswith(os.sep) or os.path.isdir(path):
+        return "parquet"
+    extension = os.path.splitext(path)[1].lower()
+    if extension not in EXTENSIONS:
+        known = ", ".join(name for name in EXTENSIONS if name)
+        raise UsageError(
+            f"cannot tell the format of {path!r} from its extension", f"use one of {known}, or a folder for Parquet"
+        )
+    return EXTENSIONS[extension]
+
+
+def check_destination(path: str, chosen: str, force: bool) -> None:
+    """Refuses before the work is done, not after."""
+    path = path.rstrip(os.sep) or path
+    if chosen not in FOLDER_FORMATS:
+        output.check_writable(path, force)
+    elif not os.path.isdir(path):
+        output.check_writable(path, force=False)  # a file in the place of the folder is nobody's old export
+    elif os.listdir(path) and not force:
+        raise OutputError(
+            f"{path} is not empty", f"choose another folder, or give --force to write {chosen} files into it"
+        )
+
+
+def save_database(connection: DuckDBPyConnection, tables: Mapping[str, str], path: str, chosen: str) -> dict[str, int]:
+    from rankscope.render.database_files import write_database
+
+    with output.ReadProgress() as progress:
+        return write_database(connection, tables, path, chosen, progress)
+
+
+def report_written(path: str, chosen: str, n_rows: Mapping[str, int]) -> None:
+    import sys
+
+    from rankscope.model.finding import count_noun
+
+    n_tables = sum(count > 0 for count in n_rows.values())
+    sys.stderr.write(
+        f"Wrote {count_noun(sum(n_rows.values()), 'row')} in {count_noun(n_tables, 'table')} to {path} ({chosen})\n"
+        f"Next: {_next_command(path.rstrip(os.sep), chosen, max(n_rows, key=lambda name: n_rows[name]))}\n"
+    )
+
+
+def _next_command(path: str, chosen: str, table: str) -> str:
+    """How to look into what was written."""
+    import shlex
+
+    if chosen == "duckdb":
+        return f'duckdb {shlex.quote(path)} "from {table} limit 10"'
+    if chosen == "sqlite":
+        return f'sqlite3 {shlex.quote(path)} "select * from {table} limit 10"'
+    if chosen in FOLDER_FORMATS:
+        return f"duckdb -c \"from '{os.path.join(path, f'{table}.{chosen}')}' limit 10\""
+    module = "json" if chosen == "json" else "pickle"
+    mode = "" if chosen == "json" else ", 'rb'"
+    return f'python -c "import {module}; print({module}.load(open({path!r}{mode})).keys())"'

@@ -1,0 +1,200 @@
+"""`rankscope query`: SQL over the merged tables of all ranks."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from rankscope.commands import output
+from rankscope.commands.diagnose import positive_int
+from rankscope.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator, Sequence
+
+    from duckdb import DuckDBPyConnection
+
+HELP = "run SQL on the merged tables of all ranks"
+FORMATS = ("table", "json", "csv", "parquet")
+_BATCH_ROWS = 10_000
+_QUOTED = re.compile(r'"([^"]+)"|name (\w+)')
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="a trace, a folder of traces or an archive of them")
+    parser.add_argument("sql", metavar="SQL", help="the statement, in DuckDB's dialect; see rankscope tables")
+    parser.add_argument("--format", choices=FORMATS, help="how to print the rows (default: table)")
+    parser.add_argument("--json", action="store_true", help="the same as --format json")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE: .json, .csv, .parquet or .txt")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
+    parser.add_argument("--prefix", help="read only files whose names begin so, the rest of the name being the rank")
+    parser.add_argument(
+        "--jobs", type=positive_int, metavar="N", help="processes that read files (default: one per core)"
+    )
+
+
+def run(args: Namespace) -> int:
+    chosen = _format(args)
+    if args.output:
+        output.check_writable(args.output, args.force)
+    from duckdb import Error
+
+    from rankscope import pipeline
+    from rankscope.model.database import connect, named_tables
+
+    with output.ReadProgress() as progress:
+        trace = pipeline.load(args.paths, prefix=args.prefix, jobs=args.jobs, progress=progress, may_limit_memory=True)
+    connection = connect(trace, only=named_tables(args.sql))
+    try:
+        if chosen == "parquet":
+            _write_parquet(connection, args)
+        else:
+            _write_rows(connection, chosen, args)
+    except Error as error:
+        raise _as_usage_error(error, connection) from error
+    return 0
+
+
+def _format(args: Namespace) -> str:
+    if args.format and args.json and args.format != "json":
+        raise UsageError(f"--json does not go with --format {args.format}", "give one of the two")
+    asked: str | None = "json" if args.json else args.format
+    if args.output and not asked:
+        name = output.output_format(args.output, ("json", "csv", "parquet", "txt"))
+        return "table" if name == "txt" else name
+    if asked == "parquet" and not args.output:
+        raise UsageError("Parquet does not go to the terminal", "name a file: -o rows.parquet")
+    return asked or "table"
+
+
+def _write_parquet(connection: DuckDBPyConnection, args: Namespace) -> None:
+    import os
+
+    from duckdb import IOException
+
+    from rankscope.model.database import forbid_outside_access
+    from rankscope.model.sql import quote_text
+
+    path = os.path.abspath(args.output)
+    part = f"{path}.part-{os.getpid()}"
+    forbid_outside_access(connection, may_write=part)
+    try:
+        connection.execute(f"COPY ({_inner(args.sql)}) TO {quote_text(part)} (FORMAT parquet)").fetchall()
+        os.replace(part, path)
+    except (OSError, IOException) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise OutputError(f"cannot write {args.output}: {reason}", "choose a folder that you may write to") from error
+    finally:
+        if os.path.lexists(part):
+            os.unlink(part)
+    _say_written(args.output)
+
+
+def _write_rows(connection: DuckDBPyConnection, chosen: str, args: Namespace) -> None:
+    from rankscope.model.database import forbid_outside_access
+
+    forbid_outside_access(connection)
+    heads, batches = _run_sql(connection, args.sql)
+    lines = _lines(chosen, heads, batches, to_file=bool(args.output))
+    if args.output:
+        output.write_file(args.output, lines, args.force)
+        _say_written(args.output)
+    else:
+        output.print_lines(lines)
+
+
+def _run_sql(connection: DuckDBPyConnection, sql: str) -> tuple[list[str], Iterator[Sequence[Any]]]:
+    """The names of the columns and the rows."""
+    result = connection.execute(_with_plain_times(connection, sql))
+    heads = [column[0] for column in result.description or ()]
+    return _without_repeats(heads), _rows(result)
+
+
+def _rows(result: DuckDBPyConnection) -> Iterator[Sequence[Any]]:
+    while batch := result.fetchmany(_BATCH_ROWS):
+        yield from batch
+
+
+def _with_plain_times(connection: DuckDBPyConnection, sql: str) -> str:
+    """Times with a zone, which to_timestamp() gives, become text: as Python values they need one package more."""
+    from duckdb import Error
+
+    from rankscope.model.sql import quote_name
+
+    try:
+        columns = connection.execute(f"DESCRIBE {_inner(sql)}").fetchall()
+    except Error:  # not a query, or a wrong one: running it will tell
+        return sql
+    zoned = [quote_name(column[0]) for column in columns if column[1] == "TIMESTAMP WITH TIME ZONE"]
+    if not zoned:
+        return sql
+    casts = ", ".join(f"CAST({name} AS VARCHAR) AS {name}" for name in zoned)
+    return f"SELECT * REPLACE ({casts}) FROM ({_inner(sql)})"
+
+
+def _inner(sql: str) -> str:
+    """The statement as part of another; a comment at its end must not swallow what follows."""
+    return sql.strip().rstrip(";") + "\n"
+
+
+def _without_repeats(heads: list[str]) -> list[str]:
+    """JSON objects need distinct names: rank, rank_1, ..."""
+    seen: dict[str, int] = {}
+    distinct = []
+    for head in heads:
+        count = seen[head] = seen.get(head, -1) + 1
+        distinct.append(f"{head}_{count}" if count else head)
+    return distinct
+
+
+def _lines(chosen: str, heads: list[str], rows: Iterator[Sequence[Any]], to_file: bool) -> Iterator[str]:
+    import sys
+
+    from rankscope.render.query_rows import csv_lines, json_lines
+
+    if chosen == "json":
+        yield from json_lines(heads, rows)
+    elif chosen == "csv":
+        yield from csv_lines(heads, rows, to_terminal=not to_file and sys.stdout.isatty())
+    else:
+        yield from _table_lines(heads, list(rows), None if to_file else output.text_width(sys.stdout))
+
+
+def _table_lines(heads: list[str], rows: list[Sequence[Any]], width: int | None) -> Iterator[str]:
+    from rankscope.model.finding import count_noun
+    from rankscope.render.plain_table import table_lines
+
+    if heads:
+        yield from table_lines(heads, rows, width)
+    yield f"({count_noun(len(rows), 'row')})"
+
+
+def _say_written(path: str) -> None:
+    import sys
+
+    sys.stderr.write(f"Wrote the rows to {path}\n")
+
+
+# What is wrong with a statement
+
+
+def _as_usage_error(error: Exception, connection: DuckDBPyConnection) -> UsageError:
+    message = str(error).partition("\n")[0]
+    return UsageError(message, _hint(message, connection))
+
+
+def _hint(message: str, connection: DuckDBPyConnection) -> str:
+    from rankscope.cli import did_you_mean
+    from rankscope.model.tables import SCHEMA
+
+    if message.startswith("Permission Error"):
+        return "query sees the traces' tables alone; rankscope export gives files to join with others"
+    quoted = _QUOTED.findall(message)
+    word = "".join(quoted[-1]) if quoted else ""
+    if message.startswith("Catalog Error: Table"):
+        return did_you_mean(word, SCHEMA) or f"the tables are {', '.join(SCHEMA)}"
+    if "column" in message:
+        columns = {column.name for spec in SCHEMA.values() for column in spec.columns}
+        return did_you_mean(word.rpartition(".")[2], sorted(columns)) or "rankscope tables lists every column"
+    return "rankscope tables lists every table and column"

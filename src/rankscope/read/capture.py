@@ -1,0 +1,219 @@
+"""Reads all files of a capture: asks the readers whose each file is, reads in processes, keeps what went wrong."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+from rankscope.errors import BadFileError, InputError
+from rankscope.model.tables import MISSING, Table, Trace, concat
+from rankscope.read import Reader, entry_point_readers, own_readers
+from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
+from rankscope.read.merge import Merger, drop_duplicate_ranks
+
+# Below this, starting processes and sending their results back costs more than it saves.
+_PARALLEL_BYTES = 64 << 20
+_MEMORY_PER_FILE = 200  # times its size: what the largest honest file may need while it is read
+
+
+class Progress(Protocol):
+    def __call__(self, done: int, total: int, what: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Options:
+    prefix: str | None = None
+    jobs: int | None = None
+    progress: Progress | None = None
+    may_limit_memory: bool = False  # the process is ours alone: an absurd file may end in a MemoryError
+
+
+Row = dict[str, Any]
+Claim = tuple[Source, str]  # the file and the module name of its reader
+Result = tuple[Source, str, list[Table], BadFileError | None]
+
+
+def read_capture(paths: Sequence[str], options: Options) -> Trace:
+    """The raw tables of everything at the paths; bad files are rows of `files`, not exceptions."""
+    found, unreadable = find_sources(paths)
+    claims, rows = _claim(found, options.prefix)
+    rows += [_unreadable_row(item) for item in unreadable]
+    if not claims:
+        raise _nothing_found(paths, rows, options.prefix)
+    merger = Merger()
+    with _without_collector():
+        for done, (source, reader, tables, problem) in enumerate(_read_all(claims, options), 1):
+            merger.add(tables)
+            if problem is not None:
+                rows.append(_file_row(source, reader, "damaged", problem.message, problem.hint))
+            elif not any(table.name == "files" for table in tables):  # a reader adds its own row for a partial file
+                rows.append(_file_row(source, reader, "read"))
+            if options.progress is not None:
+                options.progress(done, len(claims), "reading")
+        trace = Trace(tuple(paths), merger.tables())
+    _finish_files(trace, rows)
+    if not trace.has("ranks"):
+        raise _all_damaged(trace)
+    return trace
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Reading makes millions of objects and no cycles: looking for cycles would cost a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _claim(found: Sequence[Source], prefix: str | None) -> tuple[list[Claim], list[Row]]:
+    """Asks the readers, in their order, whose each file is."""
+    readers = own_readers()
+    claimed: list[tuple[Source, Reader]] = []
+    rows: list[Row] = []
+    for source in found:
+        named = name_source(source, prefix)
+        if named is None:
+            rows.append(_file_row(source, "", "ignored", f"its name does not begin with {prefix}"))
+            continue
+        try:
+            head = named.head()
+        except BadFileError as error:
+            rows.append(_file_row(named, "", "damaged", error.message, error.hint))
+            continue
+        reader = _reader_of(head, named, readers)
+        if reader is None:
+            rows.append(_file_row(named, "", "ignored", "is of no format that rankscope reads"))
+        elif named.rank < 0:
+            rows.append(_file_row(named, "", "damaged", "has no rank in its name", "rename it to end in its rank"))
+        else:
+            claimed.append((named, reader))
+    sources = add_folder_hosts([source for source, _ in claimed])
+    modules = [cast(Any, reader).__name__ for _, reader in claimed]
+    return [(replace(source, file_id=number), modules[number]) for number, source in enumerate(sources)], rows
+
+
+def _reader_of(head: bytes, source: Source, readers: Sequence[Reader]) -> Reader | None:
+    for reader in readers:
+        if reader.sniff(head, source.shown):
+            return reader
+    return next((reader for reader in entry_point_readers() if reader.sniff(head, source.shown)), None)
+
+
+def _read_all(claims: Sequence[Claim], options: Options) -> Iterator[Result]:
+    n_jobs = min(options.jobs or os.cpu_count() or 1, len(claims))
+    n_bytes = sum(source.n_bytes for source, _ in claims)
+    if n_jobs > 1 and (options.jobs is not None or n_bytes >= _PARALLEL_BYTES):
+        yield from _read_parallel(claims, n_jobs)
+        return
+    n_largest = max(source.n_bytes for source, _ in claims)
+    is_limited = options.may_limit_memory and sys.platform == "linux"
+    with _limited_memory(n_largest) if is_limited else nullcontext():
+        yield from (_read_one((replace(source, is_contained=is_limited), reader)) for source, reader in claims)
+
+
+def _read_parallel(claims: Sequence[Claim], n_jobs: int) -> Iterator[Result]:
+    """In processes: unpickling holds the interpreter's lock. Forked where possible, as that imports nothing again."""
+    import multiprocessing
+    import warnings
+    from concurrent.futures import ProcessPoolExecutor
+
+    # Memory limits are enforced on Linux alone; elsewhere the readers check every field instead.
+    is_limited = sys.platform == "linux"
+    context = multiprocessing.get_context("fork" if is_limited else "spawn")
+    n_largest = max(source.n_bytes for source, _ in claims)
+    contained = [(replace(source, is_contained=is_limited), reader) for source, reader in claims]
+    chunk = max(1, min(16, len(claims) // (4 * n_jobs)))
+    with warnings.catch_warnings():
+        # The child only unpickles and makes arrays: no lock that another thread may hold is ever taken there.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with ProcessPoolExecutor(n_jobs, context, _set_up_process, (n_largest, is_limited)) as pool:
+            yield from pool.map(_read_one, contained, chunksize=chunk)
+
+
+def _set_up_process(n_largest: int, is_limited: bool) -> None:
+    gc.disable()  # a collection would copy every page that the process shares with its parent
+    if is_limited:
+        _limited_memory(n_largest).__enter__()
+
+
+@contextmanager
+def _limited_memory(n_largest: int) -> Iterator[None]:
+    """The process may grow by what honest files need, many times over, and no further."""
+    import resource
+
+    with open("/proc/self/statm") as status:
+        n_now = int(status.read().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = n_now + max(4 << 30, _MEMORY_PER_FILE * n_largest)
+    limits = [limit for limit in (wanted, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _read_one(claim: Claim) -> Result:
+    source, module = claim
+    reader = cast(Reader, importlib.import_module(module))
+    try:
+        return source, reader.NAME, list(reader.read(source)), None
+    except BadFileError as error:
+        return source, reader.NAME, [], error
+
+
+def _file_row(source: Source, reader: str, status: str, problem: str = "", hint: str = "") -> Row:
+    return {**source.file_columns(), "source": reader, "status": status, "problem": problem, "hint": hint}
+
+
+def _unreadable_row(item: Unreadable) -> Row:
+    return {"path": item.shown, "rank": MISSING, "status": "damaged", "problem": item.problem, "hint": item.hint}
+
+
+def _finish_files(trace: Trace, rows: list[Row]) -> None:
+    """One row per file; files that another one of the same rank replaced are marked."""
+    files = concat("files", [trace.table("files"), Table.from_rows("files", rows)])
+    dropped = drop_duplicate_ranks(trace.tables) if trace.has("ranks") else {}
+    listed = sorted(files.rows(), key=lambda row: (row["file_id"] == MISSING, row["file_id"], row["path"]))
+    paths = {row["file_id"]: row["path"] for row in listed}
+    for row in listed:
+        if row["file_id"] in dropped:
+            row.update(status="duplicate", problem=f"was left out for {paths[dropped[row['file_id']]]}")
+    trace.tables["files"] = Table.from_rows("files", listed)
+
+
+def _nothing_found(given: Sequence[str], rows: Sequence[Row], prefix: str | None) -> InputError:
+    where = ", ".join(given)
+    broken = [row for row in rows if row["status"] == "damaged"]
+    if broken:
+        return InputError(f"{broken[0]['path']}: {broken[0]['problem']}", broken[0]["hint"])
+    if prefix is not None and rows:
+        return InputError(
+            f"{where}: no name begins with {prefix}", "leave out --prefix to see what is found by looking"
+        )
+    if rows:
+        names = ", ".join(row["path"].rsplit("/", 1)[-1] for row in rows[:3]) + (", ..." if len(rows) > 3 else "")
+        return InputError(
+            f"{where}: no trace among {len(rows)} files ({names})",
+            "give the folder that TORCH_FR_DUMP_TEMP_FILE points to; its files are named like nccl_trace_rank_0",
+        )
+    return InputError(
+        f"{where}: the folder is empty",
+        "Flight Recorder dumps appear when a job times out: see docs/sources/flight_recorder.md",
+    )
+
+
+def _all_damaged(trace: Trace) -> InputError:
+    files = trace.table("files")
+    row = next(row for row in files.rows() if row["status"] == "damaged")
+    return InputError(f"none of {len(files)} files is usable; {row['path']} {row['problem']}", row["hint"])

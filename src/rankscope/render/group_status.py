@@ -1,0 +1,273 @@
+"""How far each process group came, and which of its calls do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from rankscope.model.call_text import describe_shapes, describe_types
+from rankscope.model.finding import count_noun, format_ranks, ranks_phrase
+from rankscope.model.tables import MISSING, Array, Trace
+from rankscope.render.escape import escape
+from rankscope.render.plain_table import table_lines
+
+MAX_GROUPS = 20
+MAX_SIDES = 6
+_SIGNATURE = ("op", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
+
+
+class Unfinished(msgspec.Struct, frozen=True):
+    """The oldest collective of a group that has not ended on all its ranks; failing that, the oldest transfer."""
+
+    seq: int
+    op: str
+    missing: tuple[int, ...]
+    """Ranks that certainly have not joined."""
+    unknown: tuple[int, ...]
+    """Ranks of which it is not known, mostly for want of a dump."""
+    p2p: bool = False
+
+
+class GroupStatus(msgspec.Struct, frozen=True):
+    group_id: int
+    name: str
+    desc: str
+    size: int
+    inferred: bool
+    n_collectives: int
+    n_done: int
+    n_mismatched: int
+    n_transfers: int
+    n_transfers_done: int
+    first_unfinished: Unfinished | None
+
+    @property
+    def is_in_order(self) -> bool:
+        in_full = self.n_done == self.n_collectives and self.n_transfers_done == self.n_transfers
+        return in_full and not self.n_mismatched
+
+
+class MismatchSide(msgspec.Struct, frozen=True):
+    """Ranks that made the same call where others made another one."""
+
+    ranks: tuple[int, ...]
+    call: str
+    status: str
+    where: str
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    group_id: int
+    seq: int
+    p2p: bool
+    sides: tuple[MismatchSide, ...]
+
+
+def group_statuses(trace: Trace, groups: Collection[int]) -> list[GroupStatus]:
+    table, matches = trace.table("groups"), trace.table("matches")
+    n_groups = len(table)
+    group, is_p2p = matches.array("group_id"), matches.array("is_p2p")
+    # A transfer that one side saw complete is done: the ring of the other side has dropped its part.
+    is_done = (matches.array("n_done") >= matches.array("n_joined")) & (is_p2p | (matches.array("n_missing") == 0))
+    is_mismatch = matches.array("n_signatures") > 1
+
+    def count(which: Array) -> list[int]:
+        counts: list[int] = np.bincount(group[which], minlength=n_groups).tolist()
+        return counts
+
+    n_collectives, n_done = count(~is_p2p), count(~is_p2p & is_done)
+    n_transfers, n_transfers_done = count(is_p2p), count(is_p2p & is_done)
+    n_mismatched = count(is_mismatch)
+    first = {
+        **_first_transfers(trace, np.flatnonzero(is_p2p & ~is_done)),
+        **_first_collectives(trace, np.flatnonzero(~is_p2p & ~is_done)),
+    }
+    return [
+        GroupStatus(
+            group_id=number,
+            name=row["name"],
+            desc=row["description"],
+            size=row["size"],
+            inferred=row["inferred"],
+            n_collectives=n_collectives[number],
+            n_done=n_done[number],
+            n_mismatched=n_mismatched[number],
+            n_transfers=n_transfers[number],
+            n_transfers_done=n_transfers_done[number],
+            first_unfinished=first.get(number),
+        )
+        for number, row in enumerate(table.rows())
+        if number in groups
+    ]
+
+
+def _first_collectives(trace: Trace, unfinished: Array) -> dict[int, Unfinished]:
+    matches, progress = trace.table("matches"), trace.table("group_progress")
+    group, seq = matches.array("group_id")[unfinished], matches.array("seq")[unfinished]
+    order = np.lexsort((seq, group))
+    numbers, starts = np.unique(group[order], return_index=True)
+    lows, highs = (np.searchsorted(progress.array("group_id"), numbers, side) for side in ("left", "right"))
+    found = {}
+    for place, number in enumerate(numbers.tolist()):
+        match = int(unfinished[order[starts[place]]])
+        at = int(matches.array("seq")[match])
+        rows = slice(lows[place], highs[place])
+        ranks, known = progress.array("rank")[rows], progress.array("known")[rows]
+        is_behind = progress.array("last_seq")[rows] < at
+        found[number] = Unfinished(
+            seq=at,
+            op=matches.text("op")[match],
+            missing=tuple(ranks[known & is_behind].tolist()),
+            unknown=tuple(ranks[~known & is_behind].tolist()),
+        )
+    return found
+
+
+def _first_transfers(trace: Trace, unfinished: Array) -> dict[int, Unfinished]:
+    matches, calls = trace.table("matches"), trace.table("collectives")
+    group = matches.array("group_id")[unfinished]
+    order = np.lexsort((matches.array("first_created_ns")[unfinished], group))
+    numbers, starts = np.unique(group[order], return_index=True)
+    found = {}
+    for number, match in zip(numbers.tolist(), unfinished[order[starts]].tolist(), strict=True):
+        sides = {int(matches.array(side)[match]) for side in ("src", "dst")}
+        joined = set(calls.array("rank")[calls.array("match_id") == match].tolist())
+        op = f"send {matches.array('src')[match]}->{matches.array('dst')[match]}"
+        seq = int(matches.array("seq")[match])
+        found[number] = Unfinished(seq, op, missing=tuple(sorted(sides - joined)), unknown=(), p2p=True)
+    return found
+
+
+def list_mismatches(trace: Trace, groups: Collection[int], cap: int) -> tuple[list[Mismatch], dict[int, int]]:
+    """The first `cap` mismatches of each group, and per group how many more there are."""
+    matches, calls = trace.table("matches"), trace.table("collectives")
+    found = np.flatnonzero(matches.array("n_signatures") > 1)
+    found = found[np.lexsort((matches.array("seq")[found], matches.array("group_id")[found]))]
+    chosen: dict[int, list[int]] = {}
+    n_left: dict[int, int] = {}
+    for match, group in zip(found.tolist(), matches.array("group_id")[found].tolist(), strict=True):
+        if group in groups:
+            if len(chosen.setdefault(group, [])) < cap:
+                chosen[group].append(match)
+            else:
+                n_left[group] = n_left.get(group, 0) + 1
+    listed = [match for of_group in chosen.values() for match in of_group]
+    rows = np.flatnonzero(np.isin(calls.array("match_id"), listed))
+    of_match: dict[int, list[int]] = {match: [] for match in listed}
+    for row, match in zip(rows.tolist(), calls.array("match_id")[rows].tolist(), strict=True):
+        of_match[match].append(row)
+    group_ids, seqs, is_p2p = (matches.array(name) for name in ("group_id", "seq", "is_p2p"))
+    return [
+        Mismatch(int(group_ids[match]), int(seqs[match]), bool(is_p2p[match]), _sides(trace, of_match[match]))
+        for match in listed
+    ], n_left
+
+
+def _sides(trace: Trace, rows: Sequence[int]) -> tuple[MismatchSide, ...]:
+    """The most common call first. Where the operations differ, they are the difference, whatever the sizes."""
+    calls = trace.table("collectives")
+    ranks = calls.array("rank")
+    columns = [calls.text(name) for name in _SIGNATURE]
+    signatures = [tuple(column[row] for column in columns) for row in rows]
+    # The send and the receive of a transfer differ by nature.
+    ops = {signature[0] for signature in signatures} - {"send", "recv"}
+    by_key: dict[tuple[str, ...], list[int]] = {}
+    for row, signature in zip(rows, signatures, strict=True):
+        by_key.setdefault(signature[:1] if len(ops) > 1 else signature, []).append(row)
+    alike = sorted(by_key.values(), key=lambda part: (-len(part), int(ranks[part[0]])))
+    return tuple(_side(trace, part) for part in alike)
+
+
+def _side(trace: Trace, rows: Sequence[int]) -> MismatchSide:
+    calls = trace.table("collectives")
+    op, inputs, outputs, in_types, out_types = (calls.text(name)[rows[0]] for name in _SIGNATURE)
+    statuses = dict.fromkeys(calls.text("status")[row] for row in rows)
+    return MismatchSide(
+        ranks=tuple(sorted(int(calls.array("rank")[row]) for row in rows)),
+        call=" ".join(filter(None, (op, describe_shapes(inputs, outputs), describe_types(in_types, out_types)))),
+        status="/".join(statuses),
+        where=_site_text(trace, int(calls.array("site_id")[rows[0]])),
+    )
+
+
+def _site_text(trace: Trace, frame: int) -> str:
+    if frame == MISSING:
+        return ""
+    frames = trace.table("frames")
+    return f"{frames.text('file')[frame]}:{frames.array('line')[frame]} in {frames.text('function')[frame]}"
+
+
+# For people
+
+
+def status_lines(statuses: Sequence[GroupStatus], show_all: bool, width: int | None) -> Iterator[str]:
+    """One line per group. Of many groups only those with something to tell, unless all are wanted."""
+    listed = [status for status in statuses if not status.is_in_order]
+    if show_all or len(statuses) <= MAX_GROUPS:
+        listed = list(statuses)
+    shown = listed if show_all else listed[:MAX_GROUPS]
+    has_transfers = any(status.n_transfers for status in shown)
+    heads = ["group", "desc", "ranks", "collectives", "done", "mismatched"]
+    heads += [*(["transfers", "done"] if has_transfers else []), "first unfinished"]
+    if shown:
+        yield from table_lines(heads, [_status_row(status, has_transfers) for status in shown], width)
+    if len(shown) < len(listed):
+        yield f"... and {count_noun(len(listed) - len(shown), 'more unfinished group')} (-v lists all)"
+    if len(listed) < len(statuses):
+        yield f"{count_noun(len(statuses) - len(listed), 'group')} with every call matched and done (-v lists them)"
+
+
+def _status_row(status: GroupStatus, has_transfers: bool) -> list[str | int]:
+    row: list[str | int] = [status.name, status.desc, status.size, status.n_collectives, status.n_done]
+    row.append(status.n_mismatched)
+    if has_transfers:
+        row += [status.n_transfers, status.n_transfers_done]
+    return [*row, _unfinished_text(status.first_unfinished)]
+
+
+def _unfinished_text(unfinished: Unfinished | None) -> str:
+    if unfinished is None:
+        return ""
+    absent = [f"not joined by {ranks_phrase(unfinished.missing)}"] if unfinished.missing else []
+    absent += [f"nothing known of {ranks_phrase(unfinished.unknown)}"] if unfinished.unknown else []
+    number = f"p2p {unfinished.seq}" if unfinished.p2p else unfinished.seq
+    return f"{number} {unfinished.op}: {', '.join(absent) or 'all joined'}"
+
+
+def mismatch_lines(
+    mismatches: Sequence[Mismatch], n_left: dict[int, int], statuses: Sequence[GroupStatus], base: str = ""
+) -> Iterator[str]:
+    """Both sides of each, and for each group how many are not listed; files below `base` are relative to it."""
+    groups = {status.group_id: status for status in statuses}
+    for place, mismatch in enumerate(mismatches):
+        group = groups[mismatch.group_id]
+        desc = f' "{group.desc}"' if group.desc else ""
+        kind = "transfer" if mismatch.p2p else "collective"
+        yield escape(f"group {group.name}{desc} ({count_noun(group.size, 'rank')}), {kind} {mismatch.seq}:")
+        yield from _side_lines(mismatch.sides, base)
+        is_last = place + 1 == len(mismatches) or mismatches[place + 1].group_id != mismatch.group_id
+        if is_last and mismatch.group_id in n_left:
+            n_more = count_noun(n_left[mismatch.group_id], "more mismatch", "more mismatches")
+            yield f"    ... and {n_more} in this group"
+    unlisted = {group: n for group, n in n_left.items() if group not in {m.group_id for m in mismatches}}
+    if unlisted:
+        n_mismatches, n_groups = sum(unlisted.values()), len(unlisted)
+        yield f"{count_noun(n_mismatches, 'mismatch', 'mismatches')} in {count_noun(n_groups, 'group')} not listed"
+
+
+def _side_lines(sides: Sequence[MismatchSide], base: str) -> Iterator[str]:
+    shown = sides[:MAX_SIDES]
+    whose = [ranks_phrase(side.ranks) for side in shown]
+    calls = [escape(f"{side.call} {side.status}") for side in shown]
+    for side, ranks, call in zip(shown, whose, calls, strict=True):
+        line = f"    {ranks:{max(map(len, whose))}}  {call:{max(map(len, calls))}}  {escape(_below(side.where, base))}"
+        yield line.rstrip()
+    if len(sides) > len(shown):
+        rest = [rank for side in sides[MAX_SIDES:] for rank in side.ranks]
+        yield f"    and {count_noun(len(sides) - MAX_SIDES, 'more variant')} on ranks {format_ranks(rest, limit=6)}"
+
+
+def _below(path: str, base: str) -> str:
+    return path.removeprefix(base.rstrip("/") + "/") if base else path

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rankscope.cli import main
+from rankscope.commands.demo import is_right, mesh_of
+from rankscope.model.finding import Finding
+from rankscope.simulate import FAULTS, Mesh, Truth
+from render import sample
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_diagnosis_comes_first_and_the_truth_after_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--ranks", "8", "--rank", "3"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    verdict, truth = printed.out.index("error[H102] rank 3 called "), printed.out.index("\nSimulated: 8 ranks ")
+    assert verdict < truth
+    assert printed.out.splitlines()[-2].startswith("Rank 3 called ")
+    assert printed.out.splitlines()[-2].endswith(" The verdict names it.")
+    assert printed.out.splitlines()[-1] == "Next: rankscope rankscope-demo --all"
+    assert len(list(Path("rankscope-demo").iterdir())) == 8
+
+
+def test_a_new_folder_every_time(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(3):
+        main(["demo", "--ranks", "4"])
+    assert sorted(path.name for path in Path().iterdir()) == ["rankscope-demo", "rankscope-demo-2", "rankscope-demo-3"]
+
+
+def test_only_dumps_are_replaced_and_only_by_force(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "-o", "job", "--ranks", "8"]) == 0
+    Path("job/notes.txt").write_text("mine")
+    before = Path("job/nccl_trace_rank_0").read_bytes()
+    assert main(["demo", "-o", "job", "--ranks", "4"]) == 2
+    assert "job is not empty" in capsys.readouterr().err
+    assert Path("job/nccl_trace_rank_0").read_bytes() == before
+    main(["demo", "-o", "job", "--ranks", "4", "--force"])
+    assert sorted(path.name for path in Path("job").iterdir()) == [f"nccl_trace_rank_{n}" for n in range(4)] + [
+        "notes.txt"
+    ]
+
+
+def test_a_healthy_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--fault", "none", "--ranks", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "Found no problem." in printed
+    assert "Nothing is wrong with this job. The verdict agrees." in printed
+
+
+def test_json_holds_the_truth_and_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--mesh", "4,2", "--fault", "stuck", "--rank", "6", "--seed", "2", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["mesh"] == {"dp": 4, "tp": 2, "pp": 1}
+    assert record["truth"]["ranks"] == record["report"]["findings"][0]["ranks"] == [6]
+    assert record["agrees"] is True
+
+
+def test_noise_reaches_the_dumps(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["demo", "--ranks", "16", "--lost", "2", "--cut", "1", "--ring", "20", "--clock-skew-ms", "5", "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert len(list(Path("rankscope-demo").iterdir())) == 14
+    codes = {finding["code"] for finding in record["report"]["findings"]}
+    assert {"D901", "D902"} <= codes
+
+
+def test_the_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--list"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
+    assert listed == [*FAULTS, "none", "Next:"]
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--fault", "gremlin"), "unknown fault 'gremlin'"),
+        (("--mesh", "4x2"), "'4x2' is not a mesh"),
+        (("--mesh", "1,1,1"), "has nobody to talk to"),
+        (("--ranks", "-3"), "argument --ranks"),
+        (("--ranks", "8", "--mesh", "4,2"), "not allowed with argument"),
+        (("--fault", "none", "--rank", "3"), "without a fault"),
+        (("-o", "no/such/folder"), "cannot write no/such/folder"),
+    ],
+)
+def test_requests_that_make_no_sense(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "fault", "mesh"),
+    [
+        (2, "op", Mesh(2, 1, 1)),
+        (7, "op", Mesh(7, 1, 1)),
+        (8, "op", Mesh(4, 2, 1)),
+        (8, "p2p", Mesh(2, 2, 2)),
+        (16, "op", Mesh(4, 4, 1)),
+        (64, "op", Mesh(8, 4, 2)),
+        (1024, "op", Mesh(128, 4, 2)),
+    ],
+)
+def test_a_number_of_ranks_gives_a_usual_mesh(n_ranks: int, fault: str, mesh: Mesh) -> None:
+    assert mesh_of(n_ranks, fault) == mesh
+
+
+def test_a_wrong_verdict_is_called_wrong() -> None:
+    truth = Truth("op-mismatch", (513,), "dp", "all_reduce", None, None, "")
+    finding = sample.hang().findings[0]
+    wrong_rank = msgspec.structs.replace(finding, ranks=(7,))
+    wrong_rule = msgspec.structs.replace(finding, rule="size-mismatch")
+    healthy = Truth(None, (), "", "", None, None, "")
+    straggler = Finding("S201", "straggler", "warning", "likely", "rank 3 is late", ranks=(3,))
+    assert is_right(sample.report(finding), truth)
+    assert not is_right(sample.report(wrong_rank), truth)
+    assert not is_right(sample.report(wrong_rule, finding), truth)
+    assert not is_right(sample.clean(), truth)
+    assert is_right(sample.clean(), healthy)
+    assert is_right(sample.report(sample.lost_dumps()), healthy)
+    assert not is_right(sample.report(straggler), healthy)
+    assert not is_right(sample.hang(), healthy)

@@ -1,0 +1,153 @@
+"""What every reader promises. A new one takes part as soon as it is in READERS and has files in tests/data/NAME."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance.foreign import CONTENTS
+from rankscope.errors import BadFileError
+from rankscope.model.tables import SCHEMA, Table, Text
+from rankscope.read import READERS, Reader, own_readers
+from rankscope.read.files import Source, name_source
+
+DATA = Path(__file__).parents[1] / "data"
+N_CUTS = 64
+FILE_ID = 7
+
+_READERS = dict(zip(READERS, own_readers(), strict=True))
+SAMPLES = [(name, path) for name in READERS for path in sorted((DATA / name).glob("*")) if path.is_file()]
+each_reader = pytest.mark.parametrize("reader", _READERS.values(), ids=list(_READERS))
+each_sample = pytest.mark.parametrize(("name", "path"), SAMPLES, ids=[f"{name}/{path.name}" for name, path in SAMPLES])
+each_foreign = pytest.mark.parametrize("content", CONTENTS.values(), ids=list(CONTENTS))
+
+
+def source_of(path: Path) -> Source:
+    named = name_source(Source(path, str(path), path.stat().st_size))
+    assert named is not None
+    return replace(named, file_id=FILE_ID)
+
+
+def read(name: str, path: Path) -> list[Table]:
+    return list(_READERS[name].read(source_of(path)))
+
+
+def plain(table: Table) -> tuple[str, dict[str, list[object]]]:
+    return table.name, {column: list(values.tolist()) for column, values in table.columns.items()}
+
+
+@each_reader
+def test_a_reader_has_a_name_and_samples(reader: Reader) -> None:
+    assert _READERS[reader.NAME] is reader
+    assert sum(name == reader.NAME for name, _ in SAMPLES) >= 2
+
+
+@each_sample
+def test_a_sample_is_claimed_by_its_own_reader_alone(name: str, path: Path) -> None:
+    head = source_of(path).head()
+    assert [own for own, reader in _READERS.items() if reader.sniff(head, str(path))] == [name]
+
+
+@each_sample
+def test_a_sample_is_recognised_by_its_content_under_any_name(name: str, path: Path) -> None:
+    assert _READERS[name].sniff(source_of(path).head(), "0")
+
+
+@each_reader
+@each_foreign
+def test_foreign_files_are_not_claimed(reader: Reader, content: bytes) -> None:
+    if content.startswith(b"\x80"):
+        pytest.skip("which pickle it is shows only when it is read")
+    assert not reader.sniff(content, "holiday/notes.dat")
+
+
+@each_sample
+def test_columns_and_types_are_as_declared(name: str, path: Path) -> None:
+    tables = read(name, path)
+    assert sum(len(table) for table in tables) > 0
+    for table in tables:
+        assert list(table.columns) == [column.name for column in SCHEMA[table.name].columns]
+        for column in SCHEMA[table.name].columns:
+            values = table.columns[column.name]
+            assert len(values) == len(table)
+            if isinstance(values, Text):
+                assert column.is_text
+                assert all(type(value) is str for value in values.values)
+                assert values.tolist() is not None  # every code has a value
+            else:
+                assert values.dtype == np.dtype(column.kind), f"{table.name}.{column.name}"
+
+
+@each_sample
+def test_every_row_knows_its_rank_and_its_file(name: str, path: Path) -> None:
+    tables = read(name, path)
+    source = source_of(path)
+    referred: dict[str, set[int]] = {}
+    for table in tables:
+        for column in SCHEMA[table.name].columns[1:]:
+            values = table.columns[column.name]
+            if column.name.endswith("_id") and not isinstance(values, Text):
+                referred.setdefault(column.name, set()).update(values.tolist())
+    for table in tables:
+        if "file_id" in table.columns:
+            assert set(table.array("file_id").tolist()) <= {FILE_ID}
+            assert set(table.array("rank").tolist()) <= {source.rank}
+        else:  # rows that others share are reached through their number
+            number = SCHEMA[table.name].columns[0].name
+            assert set(table.array(number).tolist()) <= referred[number]
+
+
+@each_sample
+def test_the_same_file_gives_the_same_tables(name: str, path: Path) -> None:
+    assert list(map(plain, read(name, path))) == list(map(plain, read(name, path)))
+
+
+@each_sample
+def test_a_cut_file_gives_its_whole_part_or_a_clear_error(name: str, path: Path, tmp_path: Path) -> None:
+    content = path.read_bytes()
+    cut = tmp_path / path.name
+    for n_bytes in sorted({*range(0, 8), *range(8, len(content), max(1, len(content) // N_CUTS)), len(content) - 1}):
+        cut.write_bytes(content[:n_bytes])
+        assert_tables_or_clear_error(name, cut)
+
+
+@each_sample
+def test_an_empty_file_is_a_clear_error(name: str, path: Path, tmp_path: Path) -> None:
+    empty = tmp_path / path.name
+    empty.touch()
+    assert_clear_error(name, empty)
+
+
+@each_sample
+@each_foreign
+def test_foreign_content_is_a_clear_error(name: str, path: Path, content: bytes, tmp_path: Path) -> None:
+    foreign = tmp_path / path.name
+    foreign.write_bytes(content)
+    assert_clear_error(name, foreign)
+
+
+def assert_tables_or_clear_error(name: str, path: Path) -> None:
+    try:
+        tables = read(name, path)
+    except BadFileError as error:
+        assert_is_clear(error)
+        return
+    damaged = [table for table in tables if table.name == "files"]
+    assert len(damaged) == 1, "the reader must say that a part is missing"
+    assert damaged[0].text("status").tolist() == ["damaged"]
+    assert damaged[0].text("problem").tolist() != [""]
+
+
+def assert_clear_error(name: str, path: Path) -> None:
+    with pytest.raises(BadFileError) as caught:
+        read(name, path)
+    assert_is_clear(caught.value)
+
+
+def assert_is_clear(error: BadFileError) -> None:
+    assert error.message
+    assert "\n" not in error.message
+    assert error.hint

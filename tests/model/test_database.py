@@ -1,0 +1,125 @@
+"""The tables as SQL sees them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from rankscope.model.database import connect, forbid_outside_access, named_tables
+from rankscope.model.replicas import shift_replica_ranks
+from rankscope.model.tables import SCHEMA, Table, Trace
+
+SQL_KINDS = {"text": "VARCHAR", "bool": "BOOLEAN", "int32": "INTEGER", "int64": "BIGINT"}
+
+
+@pytest.fixture
+def trace() -> Trace:
+    calls = [
+        {"rank": 3, "op": "all_reduce", "is_p2p": False, "created_ns": 1_700_000_000_000_000_000},
+        {"rank": 4, "op": "send", "is_p2p": True, "peer": 5, "name": "na\u00efve \ud800"},
+    ]
+    groups = [{"group_id": 0, "name": "0", "description": "dp", "size": 2}]
+    tables = (Table.from_rows("collectives", calls), Table.from_rows("groups", groups))
+    return Trace(("job",), {table.name: table for table in tables})
+
+
+def rows(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Any]:
+    return connection.execute(sql).fetchall()
+
+
+def test_every_table_has_its_columns_and_types_with_and_without_rows(trace: Trace) -> None:
+    connection = connect(trace)
+    for name, spec in SCHEMA.items():
+        found = [(row[0], row[1]) for row in rows(connection, f"DESCRIBE {name}")]
+        assert found == [(column.name, SQL_KINDS[column.kind]) for column in spec.columns], name
+    assert rows(connection, "SELECT count(*) FROM ranks") == [(0,)]
+
+
+def test_missing_numbers_are_null_and_missing_text_is_empty(trace: Trace) -> None:
+    connection = connect(trace)
+    found = rows(connection, "SELECT rank, peer, created_ns, group_name, is_p2p FROM collectives ORDER BY rank")
+    assert found == [(3, None, 1_700_000_000_000_000_000, "", False), (4, 5, None, "", True)]
+
+
+def test_text_that_is_no_unicode_is_kept_as_escapes(trace: Trace) -> None:
+    assert rows(connect(trace), "SELECT name FROM collectives WHERE rank = 4") == [("na\u00efve \\ud800",)]
+
+
+def test_only_the_tables_that_are_needed_are_filled(trace: Trace) -> None:
+    connection = connect(trace, only=named_tables("SELECT op FROM Collectives"))
+    assert rows(connection, "SELECT count(*) FROM collectives") == [(2,)]
+    assert rows(connection, "SELECT count(*) FROM groups") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "tables"),
+    [
+        ("select * from GROUPS g join matches m using (group_id)", {"groups", "matches"}),
+        ('from "collectives"', {"collectives"}),
+        ("select 1", set()),
+        ("from group_membership", set()),
+        ("summarize frames", {"frames"}),
+    ],
+)
+def test_names_in_a_statement(sql: str, tables: set[str]) -> None:
+    assert named_tables(sql) == tables
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "FROM read_text('{secret}')",
+        "FROM '{secret}'",
+        "FROM read_csv('{secret}')",
+        "FROM glob('{folder}/*')",
+        "COPY (SELECT 1) TO '{folder}/new.csv'",
+        "ATTACH '{folder}/new.duckdb'",
+        "EXPORT DATABASE '{folder}/new'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "FROM 'https://localhost:1/x.parquet'",
+        "SET enable_external_access = true",
+        "SET lock_configuration = false",
+        "FROM calls_of_this_test",
+    ],
+)
+def test_a_query_reaches_nothing_outside(sql: str, trace: Trace, tmp_path: Path) -> None:
+    calls_of_this_test = [{"a": 1}]
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    connection = connect(trace)
+    forbid_outside_access(connection)
+    with pytest.raises(duckdb.Error):
+        rows(connection, sql.format(secret=tmp_path / "secret.csv", folder=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
+    assert calls_of_this_test
+    assert rows(connection, "SELECT count(*) FROM collectives") == [(2,)]
+
+
+def test_one_file_can_be_allowed(trace: Trace, tmp_path: Path) -> None:
+    connection = connect(trace)
+    allowed, other = tmp_path / "o'ne.csv", tmp_path / "other.csv"
+    forbid_outside_access(connection, may_write=str(allowed))
+    rows(connection, f"COPY (SELECT 1 AS a) TO '{str(allowed).replace(chr(39), chr(39) * 2)}' (FORMAT csv)")
+    assert allowed.read_text() == "a\n1\n"
+    with pytest.raises(duckdb.PermissionException):
+        rows(connection, f"COPY (SELECT 1) TO '{other}'")
+
+
+def test_replicas_that_count_from_zero_get_global_ranks() -> None:
+    config = Table.from_rows(
+        "group_config",
+        [
+            {"rank": 1, "name": "0", "description": "default_pg", "members": "[0,1]"},
+            {"rank": 4, "name": "0", "description": "default_pg", "members": "[1,0]"},
+            {"rank": 5, "name": "", "description": "", "members": "[0,1]"},
+            {"rank": 5, "name": "quorum", "description": "across", "members": "[1,3,5]"},
+            {"rank": 5, "name": "odd", "description": "of others", "members": "[1,3]"},
+            {"rank": 5, "name": "0", "description": "default_pg", "members": "[]"},
+        ],
+    )
+    shifted = shift_replica_ranks(config, replica_size=2)
+    assert shifted.text("members").tolist() == ["[0,1]", "[5,4]", "[4,5]", "[1,3,5]", "[1,3]", "[]"]
+    assert config.text("members")[1] == "[1,0]", "the table given stays as it is"
