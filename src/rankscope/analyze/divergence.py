@@ -95,10 +95,10 @@ def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], i
     if not odd:
         return None
     at_seq = int(view.seq[odd[0]])
-    voters = [
-        row for row in programs.rows_at(group, at_seq).tolist() if programs.token[row] == programs.token[normal[0]]
-    ]
-    reference, shift = programs.explain(odd[0], voters or normal)
+    same_call = programs.rows_at(group, at_seq)
+    same_call = same_call[programs.token[same_call] == programs.token[normal[0]]]
+    outside = same_call[view.group[same_call] != group].tolist()
+    reference, shift = programs.explain(odd[0], [*normal, *outside])
     if shift is not None and shift.kind == "swapped":
         shift = None  # calls swapped between groups keep their order within each group: no divergence of this one
     if shift is None and not is_mismatch:

@@ -29,6 +29,7 @@ def match_collectives(trace: Trace, signatures: Signatures) -> dict[str, Table]:
     collectives = _collective_matches(trace, collective_rows, signatures, status, match_ids)
     transfer_rows = np.flatnonzero(is_p2p & (calls.array("peer") >= 0))
     transfers = _transfer_matches(trace, transfer_rows, signatures, status, match_ids, len(collectives["match_id"]))
+    _settle_passed_transfers(calls, collective_rows, status)
     _settle_batches(calls, np.flatnonzero(is_p2p & role.equals("batch")), status)
     matches = Table("matches", _joined_columns(collectives, transfers))
     calls = calls.replaced({"match_id": match_ids, "status": Text(status.astype(np.int32), STATUSES)})
@@ -254,6 +255,18 @@ def _transfer_matches(
         "last_created_ns": last_created,
         "last_rank": last_rank.astype(np.int32),
     }
+
+
+def _settle_passed_transfers(calls: Table, collective_rows: Array, status: Array) -> None:
+    """A rank whose later collectives completed has passed the transfers before them, noticed or not."""
+    op = calls.text("op")
+    synchronises = np.fromiter((name in SYNCHRONISING for name in op.values), bool, len(op.values))
+    passed = collective_rows[synchronises[op.codes[collective_rows]] & (status[collective_rows] == DONE)]
+    rank = calls.array("rank")
+    last_passed = np.full(int(rank.max(initial=0)) + 1, -1, np.int64)
+    np.maximum.at(last_passed, rank[passed], passed)
+    open_rows = np.flatnonzero(calls.array("is_p2p") & (status == WAITING))
+    status[open_rows[open_rows < last_passed[rank[open_rows]]]] = DONE
 
 
 def _settle_batches(calls: Table, trailers: Array, status: Array) -> None:

@@ -21,7 +21,7 @@ Basis = Literal["siblings", "history"]
 _CONTEXT = 6  # calls before a divergence that must agree for two ranks to count as running the same program
 _LOOK_AHEAD = 64  # calls after a divergence that are compared
 _MAX_SHIFT = 4
-_ALIKE = (3, 2)  # calls of common past that make an earlier call a precedent; fewer only where there is none with more
+_ALIKE = (12, 8, 6, 4, 3, 2)  # calls of common past that make an earlier call a precedent: as many as any has
 _MAX_PRECEDENTS = 64
 _MEMORY = 4096  # calls of its own past that a rank is compared with
 _MAX_CANDIDATES = 64
@@ -124,13 +124,22 @@ class Programs:
         Siblings that ran further are asked first, then the earlier steps of the rank itself and of its peer.
         """
         peer = normal_rows[0]
-        alike = [other for other in normal_rows[:_MAX_CANDIDATES] if self.same_context(row, other)]
-        ahead = sorted((self._reference(other, "siblings") for other in alike), key=lambda found: -len(found.rows))
+        is_own = {other: bool(self.view.group[other] == self.view.group[row]) for other in normal_rows}
+        # Members of the same group play the same role more often than those of its siblings.
+        ahead = [
+            *self._furthest(row, [other for other in normal_rows if is_own[other]]),
+            *self._furthest(row, [other for other in normal_rows if not is_own[other]]),
+        ]
         steps = [
             found for own in (row, peer) for found in self.earlier_steps(own) if found.tokens[0] == self.token[peer]
         ]
-        candidates = [*ahead[:2], *steps, self._reference(peer, "siblings")]
+        candidates = [*ahead, *steps, self._reference(peer, "siblings")]
         return self._best_explained(row, candidates)
+
+    def _furthest(self, row: int, others: Sequence[int]) -> list[Reference]:
+        """Of those that came to the call the same way, the two that went on longest after it."""
+        alike = (other for other in others[:_MAX_CANDIDATES] if self.same_context(row, other))
+        return sorted((self._reference(other, "siblings") for other in alike), key=lambda found: -len(found.rows))[:2]
 
     def _best_explained(self, row: int, candidates: Sequence[Reference]) -> tuple[Reference, Shift | None]:
         shifts = [(found, self.shift(row, found)) for found in candidates]
@@ -222,7 +231,15 @@ class Programs:
             expected, shift = self._best_explained(row, steps)
             if shift is not None:
                 found.append(Departure(row, expected, shift))
-        return max(found, key=lambda departure: departure.shift.n_agreeing, default=None)
+        return max(
+            found, key=lambda departure: (self._fits_to_end(departure), departure.shift.n_agreeing), default=None
+        )
+
+    def _fits_to_end(self, departure: Departure) -> bool:
+        """A step that comes seldom also differs from the past, but then what follows it does not fit to the end."""
+        n_after = len(self.following(departure.row))
+        n_extra = departure.shift.n_calls if departure.shift.kind == "repeated" else 0
+        return departure.shift.n_agreeing >= n_after - n_extra
 
     def _compare(self, rank: int, sibling: int) -> Departure | Literal["same"] | None:
         """Where the rank leaves the sibling's path; "same" when it does not; None when they cannot be compared."""
@@ -246,7 +263,9 @@ class Programs:
     def shift(self, row: int, expected: Reference) -> Shift | None:
         before = self.preceding(row, 1)
         previous = int(self.token[before[0]]) if len(before) else None
-        return explain_shift(self.token[self.following(row)].tolist(), expected.tokens, previous)
+        # Earlier steps may have gone on otherwise (an evaluation every so often): there, what follows at once counts.
+        n_enough = _LOOK_AHEAD if expected.basis == "siblings" else 2
+        return explain_shift(self.token[self.following(row)].tolist(), expected.tokens, previous, n_enough)
 
     def _common_start(self, mine: Array, theirs: Array) -> tuple[int, int] | None:
         """The oldest collective that both still have, by role of the group and sequence number."""
@@ -263,34 +282,33 @@ class Programs:
         return np.where(self.view.is_p2p[rows], -1, keys)
 
 
-def explain_shift(actual: Sequence[int], expected: Sequence[int], previous: int | None) -> Shift | None:
-    """How `actual` (from the first difference on) fits `expected`: calls left out, made once more, or swapped."""
-    if len(actual) > 1 and len(expected) > 1 and actual[0] == expected[1] and actual[1] == expected[0]:
-        n_agreeing = _agreement(actual[2:], expected[2:])
-        if n_agreeing is not None:
-            return Shift("swapped", 1, n_agreeing + 2)
-    n_after = _agreement(actual[1:], expected[1:])
+def explain_shift(
+    actual: Sequence[int], expected: Sequence[int], previous: int | None, n_enough: int = _LOOK_AHEAD
+) -> Shift | None:
+    """How `actual` (from the first difference on) fits `expected`: calls left out, made once more, or swapped.
+
+    All calls that both have must agree then, or the first `n_enough` of them.
+    """
+
+    def agreement(first: Sequence[int], second: Sequence[int]) -> int:
+        n_both = min(len(first), len(second))
+        n_equal = next((n for n in range(n_both) if first[n] != second[n]), n_both)
+        return n_equal if n_equal >= min(n_both, n_enough) else 0
+
+    is_swapped = len(actual) > 1 and tuple(actual[:2]) == tuple(expected[1::-1])
+    if is_swapped and (agreement(actual[2:], expected[2:]) or min(len(actual), len(expected)) == 2):
+        return Shift("swapped", 1, agreement(actual[2:], expected[2:]) + 2)
+    n_after = agreement(actual[1:], expected[1:])
     if n_after:
         return Shift("replaced", 1, n_after)
-    found: list[Shift] = []
-    for n_calls in range(1, _MAX_SHIFT + 1):
-        n_skip = _agreement(actual, expected[n_calls:])
-        if n_skip:
-            found.append(Shift("skipped", n_calls, n_skip))
-        n_extra = _agreement(actual[n_calls:], expected)
-        if n_extra:
-            found.append(Shift("repeated", n_calls, n_extra))
-    if found:
-        return max(found, key=lambda shift: (shift.n_agreeing, -shift.n_calls, shift.kind == "skipped"))
+    found = [Shift("skipped", n, agreement(actual, expected[n:])) for n in range(1, _MAX_SHIFT + 1)]
+    found += [Shift("repeated", n, agreement(actual[n:], expected)) for n in range(1, _MAX_SHIFT + 1)]
+    best = max(found, key=lambda shift: (shift.n_agreeing, -shift.n_calls, shift.kind == "skipped"))
+    if best.n_agreeing:
+        return best
     if previous is not None and actual and actual[0] == previous:
         return Shift("repeated", 1, 0)
     return None
-
-
-def _agreement(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """How many calls both have, all of them equal; None when one differs."""
-    n_both = min(len(first), len(second))
-    return n_both if list(first[:n_both]) == list(second[:n_both]) else None
 
 
 def programs_of(trace: Trace) -> Programs:

@@ -17,6 +17,7 @@ from rankscope.analyze.waits import Cycle, WaitGraph, WaitingCall, wait_graph
 from rankscope.model.finding import Certainty
 from rankscope.model.tables import MISSING, Trace
 
+_MAX_CALLS = 64  # of a cycle that are looked into
 _RULE_OF_KIND = {
     "op": "op-mismatch",
     "size": "size-mismatch",
@@ -98,7 +99,9 @@ def _from_divergence(view: JobView, divergence: Divergence) -> Cause:
 
 def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycle) -> Iterator[Cause]:
     """A rank of the cycle that left out a call explains it; otherwise the order of calls does."""
-    found = [_departed(view, programs, call, rank) for call in cycle.calls for rank in _suspects(call)]
+    # In small groups few are suspected; of a call of the whole world a thousand might be.
+    calls = sorted(cycle.calls, key=lambda call: (len(view.members[call.group]), call.match))[:_MAX_CALLS]
+    found = [_departed(view, programs, call, rank) for call in calls for rank in _suspects(call)]
     departures = sorted((cause for cause in found if cause is not None), key=lambda cause: cause.time_ns)
     if departures:
         yield departures[0]
