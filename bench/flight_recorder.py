@@ -1,8 +1,8 @@
 """Measures rankscope, torchfrtrace and plain unpickling on the same simulated Flight Recorder dumps.
 
-    python bench/flight_recorder.py                  all cases, about six minutes
-    python bench/flight_recorder.py --quick          one small case, to see that everything runs
-    python bench/flight_recorder.py --write          puts the tables into bench/README.md
+python bench/flight_recorder.py                  all cases, about six minutes
+python bench/flight_recorder.py --quick          one small case, to see that everything runs
+python bench/flight_recorder.py --write          puts the tables into bench/README.md
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from math import log2
 from pathlib import Path
 
 from measuring import Usage, run_measured
-
 from rankscope.simulate import Fault, JobSpec, Mesh, Noise, simulate
 
 README = Path(__file__).with_name("README.md")
@@ -114,12 +113,16 @@ def main() -> int:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="CPU time and peak memory of rankscope and its peers on Flight Recorder dumps.")
+    parser = argparse.ArgumentParser(
+        description="CPU time and peak memory of rankscope and its peers on Flight Recorder dumps."
+    )
     parser.add_argument("--quick", action="store_true", help="one small case without targets")
     parser.add_argument("--only", nargs="+", metavar="CASE", help="of: " + ", ".join(case.name for case in CASES))
     parser.add_argument("--write", action="store_true", help="put the result into bench/README.md")
     parser.add_argument("--keep", metavar="DIR", help="keep the dumps here, or use those that are there")
-    parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="end a command after this (default: 300)")
+    parser.add_argument(
+        "--limit", type=float, default=300.0, metavar="SECONDS", help="end a command after this (default: 300)"
+    )
     options = parser.parse_args()
     if options.write and (options.quick or options.only):
         parser.error("--write needs all cases: the table must come from one run")
@@ -178,11 +181,13 @@ def _measure(case: Case, dumps: Path, env: Mapping[str, str], limit_s: float) ->
 
 
 def _check(tool: str, usage: Usage, culprit: int) -> None:
-    """A wrong answer in no time is worth nothing: rankscope must have named the culprit, unpickling must have worked."""
+    """A wrong answer in no time is worth nothing: rankscope must have named the culprit."""
     if tool == RANKSCOPE:
         errors = [line for line in usage.output.splitlines() if line.startswith("error[")]
         if usage.exit_code != 1 or not errors or not re.search(rf"\brank {culprit}\b", errors[0]):
-            raise SystemExit(f"rankscope did not name rank {culprit} (exit code {usage.exit_code}):\n{usage.output[-2000:]}")
+            raise SystemExit(
+                f"rankscope did not name rank {culprit} (exit code {usage.exit_code}):\n{usage.output[-2000:]}"
+            )
     elif tool != TORCHFRTRACE and usage.exit_code != 0:
         raise SystemExit(f"{tool} failed:\n{usage.output[-2000:]}")
 
@@ -221,7 +226,9 @@ def _extrapolate(results: Sequence[Result], start_up: Mapping[str, float]) -> No
     for result in results:
         if result.case.ranks == 64 and not result.case.with_torchfrtrace:
             factor = (result.case.entries / long.case.entries) ** growth
-            result.torchfrtrace_cpu_s = start_up[TORCHFRTRACE] + (long.torchfrtrace_cpu_s - start_up[TORCHFRTRACE]) * factor
+            result.torchfrtrace_cpu_s = (
+                start_up[TORCHFRTRACE] + (long.torchfrtrace_cpu_s - start_up[TORCHFRTRACE]) * factor
+            )
             result.is_extrapolated = True
 
 
@@ -269,7 +276,8 @@ def _processor() -> str:
 
 def _table(results: Sequence[Result], start_up: Mapping[str, float]) -> list[str]:
     lines = [
-        "| ranks x entries | dumps | pickle.load | rankscope | torchfrtrace | torchfrtrace / rankscope | rankscope / pickle.load |",
+        "| ranks x entries | dumps | pickle.load | rankscope | torchfrtrace "
+        "| torchfrtrace / rankscope | rankscope / pickle.load |",
         "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for result in results:
@@ -285,7 +293,12 @@ def _table(results: Sequence[Result], start_up: Mapping[str, float]) -> list[str
         ]
         lines.append("| " + " | ".join(cells) + " |")
     shown = ", ".join(f"{tool} {seconds:.2f} s" for tool, seconds in start_up.items() if tool != UNPICKLE_ALL)
-    return [*lines, "", f"Of this, CPU seconds on {SMALLEST.ranks} x {SMALLEST.entries}, which is the start-up: {shown}.", ""]
+    return [
+        *lines,
+        "",
+        f"Of this, CPU seconds on {SMALLEST.ranks} x {SMALLEST.entries}, which is the start-up: {shown}.",
+        "",
+    ]
 
 
 def _torchfrtrace_cell(result: Result) -> str:

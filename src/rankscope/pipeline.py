@@ -27,7 +27,7 @@ def load(
     """Reads every trace at the given paths and matches what belongs together.
 
     `transform` may change the tables as they were read, before groups are resolved. `may_limit_memory` is for programs
-    that own their process: it is faster, as files need not be checked for what would exhaust the memory.
+    that own their process: while it reads, a hostile file then cannot make it take all the memory there is.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     trace = read_capture([os.fspath(path) for path in given], Options(prefix, jobs, progress, may_limit_memory))

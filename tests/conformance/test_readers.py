@@ -109,7 +109,7 @@ def test_the_same_file_gives_the_same_tables(name: str, path: Path) -> None:
 def test_a_cut_file_gives_its_whole_part_or_a_clear_error(name: str, path: Path, tmp_path: Path) -> None:
     content = path.read_bytes()
     cut = tmp_path / path.name
-    for n_bytes in sorted({*range(0, 8), *range(8, len(content), max(1, len(content) // N_CUTS)), len(content) - 1}):
+    for n_bytes in sorted({*range(8), *range(8, len(content), max(1, len(content) // N_CUTS)), len(content) - 1}):
         cut.write_bytes(content[:n_bytes])
         assert_tables_or_clear_error(name, cut)
 

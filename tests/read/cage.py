@@ -42,15 +42,33 @@ class Outcome(NamedTuple):
     cpu_s: float
 
 
+_COMMAND = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
+from rankscope.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def diagnose_caged(folder: Path, jobs: str) -> subprocess.CompletedProcess[str]:
+    """The real command on a folder, with less memory than a bomb would take."""
+    return _run(_COMMAND, str(folder), "--jobs", jobs)
+
+
 def read_caged(path: Path) -> Outcome:
-    ran = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(path)],
+    ran = _run(_SCRIPT, str(path))
+    assert ran.returncode == 0, f"the reader ended with {ran.returncode}: {ran.stderr[-1000:]}"
+    problem, n_kilobytes, cpu_s = json.loads(ran.stdout)
+    return Outcome(problem, n_kilobytes * 1024, cpu_s)
+
+
+def _run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         env={"PYTHONPATH": str(SOURCE), "OPENBLAS_NUM_THREADS": "1"},
         check=False,
     )
-    assert ran.returncode == 0, f"the reader ended with {ran.returncode}: {ran.stderr[-1000:]}"
-    problem, n_kilobytes, cpu_s = json.loads(ran.stdout)
-    return Outcome(problem, n_kilobytes * 1024, cpu_s)

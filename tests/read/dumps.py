@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rankscope.errors import BadFileError
 from rankscope.model.finding import Finding, Report
 from rankscope.model.tables import Table, Trace
 from rankscope.pipeline import diagnose, load
@@ -71,6 +72,23 @@ def read_tables(path: Path) -> dict[str, Table]:
     source = name_source(Source(path, str(path), path.stat().st_size))
     assert source is not None
     return {table.name: table for table in flight_recorder.read(replace(source, file_id=0))}
+
+
+def refusal(path: Path) -> BadFileError | None:
+    """Why the reader refused the file; None when it was read. Any other exception is a failure of the test."""
+    try:
+        read_tables(path)
+    except BadFileError as error:
+        return error
+    return None
+
+
+def assert_read_or_clearly_refused(path: Path) -> None:
+    error = refusal(path)
+    if error is not None:
+        assert error.message
+        assert "\n" not in error.message
+        assert error.hint
 
 
 def read_calls(path: Path) -> list[dict[str, Any]]:

@@ -177,7 +177,9 @@ def test_nothing_of_an_archive_is_written_to_disk(dumps: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["broken.zip", "broken.tar", "broken.tar.gz"])
-@pytest.mark.parametrize("content", [b"", b"no archive at all" * 100, b"\x1f\x8b\x08\x00broken"], ids=["empty", "text", "gzip"])
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive at all" * 100, b"\x1f\x8b\x08\x00broken"], ids=["empty", "text", "gzip"]
+)
 def test_a_broken_archive_is_a_finding(name: str, content: bytes, dumps: Path) -> None:
     (dumps / name).write_bytes(content)
     report = report_of(dumps)
@@ -208,7 +210,7 @@ def test_an_archive_with_a_password_is_named(dumps: Path, tmp_path: Path) -> Non
             content[place + offset] |= 1  # the flag of an encrypted member
             place = content.find(signature, place + 1)
     archive.write_bytes(content)
-    with pytest.raises(InputError, match="password|encrypted"):
+    with pytest.raises(InputError, match=r"password|encrypted"):
         load([archive])
 
 

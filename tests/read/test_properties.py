@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from rankscope.errors import BadFileError, InputError
 from rankscope.model.finding import Report
 from rankscope.simulate import Fault, JobSpec, Mesh, Noise, simulate
-from read.dumps import make_dump, make_entry, read_tables, report_of, verdict, write_dump
+from read.dumps import (
+    assert_read_or_clearly_refused,
+    make_dump,
+    make_entry,
+    read_tables,
+    report_of,
+    verdict,
+    write_dump,
+)
 
 resource = pytest.importorskip("resource")
 
@@ -73,34 +81,29 @@ def mutations(draw: st.DrawFn, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def is_read_or_refused(path: Path) -> bool:
-    """False when the reader refused the file, in words; any other exception is a failure of the test."""
-    try:
-        read_tables(path)
-    except BadFileError as error:
-        assert error.message
-        assert "\n" not in error.message
-        assert error.hint
-        return False
-    return True
-
-
 @pytest.mark.parametrize("sample", sorted(path.name for path in SAMPLES.iterdir()))
 @given(data=st.data())
 @settings(quickly, max_examples=60)
 def test_mutated_dumps_never_crash_the_reader(sample: str, data: st.DataObject, scratch: Path) -> None:
     path = scratch / sample
     path.write_bytes(data.draw(mutations((SAMPLES / sample).read_bytes())))
-    is_read_or_refused(path)
+    assert_read_or_clearly_refused(path)
 
 
 @given(st.binary(max_size=200))
 @quickly
 def test_random_bytes_never_crash_the_reader(scratch: Path, content: bytes) -> None:
     path = scratch / f"{PREFIX}0"
-    for start in (b"", b"\x80\x02", b"\x80\x04\x95", b"\x80\x02}(X\x07\x00\x00\x00entries]", b"\x1f\x8b", b'{"entries":'):
+    for start in (
+        b"",
+        b"\x80\x02",
+        b"\x80\x04\x95",
+        b"\x80\x02}(X\x07\x00\x00\x00entries]",
+        b"\x1f\x8b",
+        b'{"entries":',
+    ):
         path.write_bytes(start + content)
-        is_read_or_refused(path)
+        assert_read_or_clearly_refused(path)
 
 
 def opcodes(marker: Path) -> st.SearchStrategy[bytes]:
@@ -108,10 +111,46 @@ def opcodes(marker: Path) -> st.SearchStrategy[bytes]:
     command = f"touch {marker}".encode()
     texts = [b"os", b"system", b"subprocess", b"getoutput", b"builtins", b"eval", b"entries", b"version", command]
     push_text = st.sampled_from(texts).map(lambda text: b"X" + len(text).to_bytes(4, "little") + text)
-    calls = [b"cos\nsystem\n", b"cbuiltins\neval\n", b"(S'" + command + b"'\nios\nsystem\n", b"\x93", b"R", b"\x81", b"\x92"]
+    calls = [
+        b"cos\nsystem\n",
+        b"cbuiltins\neval\n",
+        b"(S'" + command + b"'\nios\nsystem\n",
+        b"\x93",
+        b"R",
+        b"\x81",
+        b"\x92",
+    ]
     calls += [b"o", b"b", b"\x82\x01", b"Q", b"Pabc\n"]
-    plain = [b"(", b"]", b"}", b")", b"e", b"a", b"u", b"s", b"t", b"\x85", b"\x86", b"\x87", b"N", b"\x88", b"\x89", b"0"]
-    plain += [b"1", b"2", b"q\x00", b"q\x01", b"h\x00", b"h\x01", b"K\x07", b"M\x07\x01", b"\x8a\x01\x05", b"G@\x00\x00\x00\x00\x00\x00\x00"]
+    plain = [
+        b"(",
+        b"]",
+        b"}",
+        b")",
+        b"e",
+        b"a",
+        b"u",
+        b"s",
+        b"t",
+        b"\x85",
+        b"\x86",
+        b"\x87",
+        b"N",
+        b"\x88",
+        b"\x89",
+        b"0",
+    ]
+    plain += [
+        b"1",
+        b"2",
+        b"q\x00",
+        b"q\x01",
+        b"h\x00",
+        b"h\x01",
+        b"K\x07",
+        b"M\x07\x01",
+        b"\x8a\x01\x05",
+        b"G@\x00\x00\x00\x00\x00\x00\x00",
+    ]
     one = st.one_of(push_text, st.sampled_from(calls), st.sampled_from(plain))
     return st.lists(one, max_size=40).map(lambda parts: b"\x80\x02" + b"".join(parts) + b".")
 
@@ -123,14 +162,20 @@ def test_streams_of_opcodes_never_run_anything(data: st.DataObject, scratch: Pat
     path = scratch / f"{PREFIX}0"
     content = data.draw(opcodes(marker))
     path.write_bytes(content)
-    is_read_or_refused(path)
+    assert_read_or_clearly_refused(path)
     path.write_bytes(b"\x80\x02}(" + content[2:-1] + b"u.")
-    is_read_or_refused(path)
+    assert_read_or_clearly_refused(path)
     assert not marker.exists()
 
 
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(-2, 1 << 66), st.floats(), st.text(max_size=6), st.just("nccl:send 0->1")
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-2, 1 << 66),
+    st.floats(),
+    st.text(max_size=6),
+    st.just("nccl:send 0->1"),
 )
 PLAIN = st.recursive(
     SCALARS,
@@ -147,20 +192,20 @@ FIELDS = sorted([*make_entry(), "duration_ms", "seq_id", "time_created_us"])
 @given(st.lists(st.one_of(PLAIN, st.dictionaries(st.sampled_from(FIELDS), PLAIN, max_size=6)), max_size=4))
 @quickly
 def test_anything_in_place_of_entries_never_crashes_the_reader(scratch: Path, entries: list[Any]) -> None:
-    is_read_or_refused(write_dump(scratch / f"{PREFIX}0", make_dump(entries)))
+    assert_read_or_clearly_refused(write_dump(scratch / f"{PREFIX}0", make_dump(entries)))
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), PLAIN, min_size=1, max_size=2), st.booleans())
 @settings(quickly, max_examples=400)
 def test_one_odd_field_never_crashes_the_reader(scratch: Path, odd: dict[str, Any], in_all: bool) -> None:
     entries = [make_entry(1, **(odd if in_all else {})), make_entry(2, **odd), make_entry(3)]
-    is_read_or_refused(write_dump(scratch / f"{PREFIX}0", make_dump(entries)))
+    assert_read_or_clearly_refused(write_dump(scratch / f"{PREFIX}0", make_dump(entries)))
 
 
 @given(st.dictionaries(st.sampled_from(["version", "pg_config", "pg_status", "entries", "comm_lib_version"]), PLAIN))
 @quickly
 def test_odd_top_levels_never_crash_the_reader(scratch: Path, odd: dict[str, Any]) -> None:
-    is_read_or_refused(write_dump(scratch / f"{PREFIX}0", make_dump([make_entry(1)], **odd)))
+    assert_read_or_clearly_refused(write_dump(scratch / f"{PREFIX}0", make_dump([make_entry(1)], **odd)))
 
 
 def judge(files: dict[str, bytes]) -> Report | None:
@@ -170,8 +215,7 @@ def judge(files: dict[str, bytes]) -> Report | None:
             Path(folder, name).write_bytes(content)
         try:
             return report_of(Path(folder), jobs=1)
-        except InputError as error:
-            assert error.hint
+        except InputError:
             return None
 
 
@@ -233,11 +277,19 @@ def reads_whole(content: bytes) -> bool:
             return False
 
 
-@given(st.lists(st.lists(st.fixed_dictionaries({}, optional={name: SCALARS for name in FIELDS}), max_size=5), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, SCALARS)), max_size=5),
+        min_size=1,
+        max_size=3,
+    )
+)
 @on_whole_jobs
 def test_any_set_of_readable_dumps_is_judged(dumps: list[list[dict[str, Any]]]) -> None:
     files = {
-        f"{PREFIX}{rank}": pickle.dumps(make_dump([make_entry(seq, **odd) for seq, odd in enumerate(entries)]), protocol=2)
+        f"{PREFIX}{rank}": pickle.dumps(
+            make_dump([make_entry(seq, **odd) for seq, odd in enumerate(entries)]), protocol=2
+        )
         for rank, entries in enumerate(dumps)
     }
     judge(files)

@@ -70,7 +70,7 @@ def _one_row_per_rank(calls: Table, rows: Array) -> Array:
     order = np.lexsort((ranks, seqs, groups))
     rows, groups, seqs, ranks = rows[order], groups[order], seqs[order], ranks[order]
     starts = segment_starts(groups, seqs, ranks)
-    last: Array = rows[np.append(starts[1:], len(rows)) - 1]
+    last: Array = rows[np.append(starts[1:], len(rows))[: len(starts)] - 1]
     return last
 
 

@@ -167,15 +167,20 @@ def _describe_stalled(view: JobView, cause: Cause) -> Finding:
     is_partial = len(cause.ranks) < len(members)
     call = call_text(view, cause.culprit_row)
     title = f"all {len(members)} ranks of {group_text(view, cause.group)} joined {call}, and it does not end"
+    certain = "every member made the call with the same operation, sizes and type"
     likely = "a device or the network between these ranks is at fault, not the program"
-    if is_partial:
+    if cause.certainty != "certain":
+        title += f"; what {ranks_phrase(cause.ranks)} called is not recorded"
+        certain = "the calls that were recorded have the same operation, sizes and type"
+        likely = f"{ranks_phrase(cause.ranks)} made another call, or a device or the network is at fault"
+    elif is_partial:
         title += f": on {ranks_phrase(cause.ranks)} it has not started"
         likely = f"the stream of {ranks_phrase(cause.ranks)} is blocked by an earlier kernel"
     evidence = make_evidence(
         view,
         cause,
         len(members),
-        certain=("every member made the call with the same operation, sizes and type",),
+        certain=(certain,),
         likely=(likely,),
         stacks=stack_groups(view, view.rows_of_match(cause.match).tolist(), "waiting"),
         facts={"members": format_ranks(list(members))},

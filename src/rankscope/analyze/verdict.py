@@ -288,27 +288,26 @@ def _from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
 
 def _from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Iterator[Cause]:
     """All members have joined, their calls fit, and still it does not end: the device or the network."""
+    n_signatures = view.trace.table("matches").array("n_signatures")
     calls = [call for call in graph.complete_calls() if call.match not in diverged]
     for call in sorted(calls, key=lambda call: (_first_join(view, call), call.match)):
         row = view.first_waiting[call.waiting[0]]
-        is_uneven = int(view.trace.table("matches").array("n_signatures")[call.match]) > 1
-        members = view.members[call.group] if not call.is_p2p else tuple(sorted(_transfer_ranks(view, call)))
+        joined = {int(view.rank[row]) for row in view.rows_of_match(call.match)}
+        members = set(view.members[call.group]) if not call.is_p2p else joined
+        # Counters show that they joined, but what they called is lost: it may not have fitted.
+        unseen = members - joined
         yield Cause(
-            rule="size-mismatch" if is_uneven else "collective-stalled",
-            ranks=tuple(sorted(_not_started(view, call)) or sorted(members)),
+            rule="size-mismatch" if n_signatures[call.match] > 1 else "collective-stalled",
+            ranks=tuple(sorted(unseen or _not_started(view, call) or members)),
             group=call.group,
             seq=call.seq,
-            certainty="certain",
+            certainty="possible" if unseen else "certain",
             time_ns=_first_join(view, call),
             match=call.match,
             culprit_row=row,
             peer_row=row,
             calls=(call,),
         )
-
-
-def _transfer_ranks(view: JobView, call: WaitingCall) -> set[int]:
-    return {int(view.rank[row]) for row in view.rows_of_match(call.match)}
 
 
 def _not_started(view: JobView, call: WaitingCall) -> set[int]:

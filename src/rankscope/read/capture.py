@@ -31,7 +31,7 @@ class Options:
     prefix: str | None = None
     jobs: int | None = None
     progress: Progress | None = None
-    may_limit_memory: bool = False  # the process is ours alone: an absurd file may end in a MemoryError
+    may_limit_memory: bool = False  # the process is ours alone: a hostile file may end in a MemoryError
 
 
 Row = dict[str, Any]
@@ -116,9 +116,8 @@ def _read_all(claims: Sequence[Claim], options: Options) -> Iterator[Result]:
         yield from _read_parallel(claims, n_jobs)
         return
     n_largest = max(source.n_bytes for source, _ in claims)
-    is_limited = options.may_limit_memory and sys.platform == "linux"
-    with _limited_memory(n_largest) if is_limited else nullcontext():
-        yield from (_read_one((replace(source, is_contained=is_limited), reader)) for source, reader in claims)
+    with _limited_memory(n_largest) if options.may_limit_memory else nullcontext():
+        yield from map(_read_one, claims)
 
 
 def _read_parallel(claims: Sequence[Claim], n_jobs: int) -> Iterator[Result]:
@@ -127,28 +126,30 @@ def _read_parallel(claims: Sequence[Claim], n_jobs: int) -> Iterator[Result]:
     import warnings
     from concurrent.futures import ProcessPoolExecutor
 
-    # Memory limits are enforced on Linux alone; elsewhere the readers check every field instead.
-    is_limited = sys.platform == "linux"
-    context = multiprocessing.get_context("fork" if is_limited else "spawn")
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     n_largest = max(source.n_bytes for source, _ in claims)
-    contained = [(replace(source, is_contained=is_limited), reader) for source, reader in claims]
     chunk = max(1, min(16, len(claims) // (4 * n_jobs)))
     with warnings.catch_warnings():
         # The child only unpickles and makes arrays: no lock that another thread may hold is ever taken there.
         warnings.simplefilter("ignore", DeprecationWarning)
-        with ProcessPoolExecutor(n_jobs, context, _set_up_process, (n_largest, is_limited)) as pool:
-            yield from pool.map(_read_one, contained, chunksize=chunk)
+        with ProcessPoolExecutor(n_jobs, context, _set_up_process, (n_largest,)) as pool:
+            yield from pool.map(_read_one, claims, chunksize=chunk)
 
 
-def _set_up_process(n_largest: int, is_limited: bool) -> None:
+def _set_up_process(n_largest: int) -> None:
     gc.disable()  # a collection would copy every page that the process shares with its parent
-    if is_limited:
-        _limited_memory(n_largest).__enter__()
+    _limited_memory(n_largest).__enter__()
 
 
 @contextmanager
 def _limited_memory(n_largest: int) -> Iterator[None]:
-    """The process may grow by what honest files need, many times over, and no further."""
+    """The process may grow by what honest files need, many times over, and no further.
+
+    Ten bytes suffice to make an unpickler reserve 64 GB. The limit is enforced on Linux alone.
+    """
+    if sys.platform != "linux":
+        yield
+        return
     import resource
 
     with open("/proc/self/statm") as status:

@@ -42,7 +42,6 @@ class Source:
     file_id: int = -1
     member: str = ""
     offset: int = -1
-    is_contained: bool = False  # read in a process of limited memory, where an absurd file cannot do harm
 
     def open(self) -> BinaryIO:
         """The content as a buffered stream, with gzip undone."""
@@ -57,7 +56,7 @@ class Source:
 
     def _open_raw(self) -> io.BufferedReader:
         if self.member:
-            data = _zip_archive(str(self.path)).open(self.member)
+            data = _zip_archive(str(self.path), os.getpid()).open(self.member)
             return io.BufferedReader(cast(io.RawIOBase, data), 1 << 16)
         if self.offset >= 0:
             return io.BufferedReader(_Slice(self.path, self.offset, self.n_bytes), 1 << 16)
@@ -174,8 +173,10 @@ def _unfold(path: Path) -> Iterator[Source]:
     if name.endswith((".tar", ".tar.gz", ".tgz")):
         yield from _tar_members(path, compressed=not name.endswith(".tar"))
     elif name.endswith(".zip"):
-        for info in _zip_archive(str(path)).infolist():
-            if not info.is_dir() and info.file_size <= MAX_UNPACKED_BYTES:
+        for info in _zip_archive(str(path), os.getpid()).infolist():
+            if info.file_size > MAX_UNPACKED_BYTES:
+                raise OSError(f"{info.filename} unpacks to {info.file_size >> 30} GiB")
+            if not info.is_dir():
                 yield Source(path, f"{path}!{info.filename}", info.file_size, member=info.filename)
     else:
         yield Source(path, str(path), path.stat().st_size)
@@ -200,7 +201,8 @@ def _tar_members(path: Path, compressed: bool) -> Iterator[Source]:
 
 
 @functools.lru_cache(maxsize=8)
-def _zip_archive(path: str) -> zipfile.ZipFile:
+def _zip_archive(path: str, _pid: int) -> zipfile.ZipFile:
+    """One per process: a file that was opened before a fork would be shared, and with it the position in it."""
     import zipfile
 
     return zipfile.ZipFile(path)

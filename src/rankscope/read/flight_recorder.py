@@ -15,6 +15,7 @@ from rankscope.errors import BadFileError
 from rankscope.model.tables import MISSING, Table
 from rankscope.read.files import Source
 from rankscope.read.recorder_entries import entry_columns
+from rankscope.read.recorder_shapes import plain_text
 from rankscope.read.unpickle import RefusedClassError, load_plain, refused, salvage_plain
 
 NAME = "flight_recorder"
@@ -111,9 +112,7 @@ def _salvage(source: Source) -> tuple[Any, str]:
         raise refused(error) from error
     if not isinstance(dump, dict) or not (dump.get("entries") or dump.get("pg_status")):
         raise BadFileError(f"is cut short after {n_bytes}: nothing of it is usable", CUT_HINT)
-    entries = dump.get("entries")
-    n_whole = len(entries) if isinstance(entries, list) else 0
-    return dump, f"is cut short after {n_bytes}: {n_whole:,} oldest calls were read, the newest are lost"
+    return dump, f"is cut short after {n_bytes}"
 
 
 def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Table]:
@@ -140,27 +139,20 @@ def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Tabl
     yield _status_table(source, dump.get("pg_status"), names)
     yield _rank_table(source, dump, calls)
     if problem:
+        problem = f"{problem}: {len(calls):,} oldest calls were read, the newest are lost"
         row = {**source.file_columns(), "source": NAME, "status": "damaged", "problem": problem, "hint": CUT_HINT}
         yield Table.from_rows("files", [row])
 
 
 def _config_table(source: Source, config: Any) -> Table:
     rows = []
-    for key, value in config.items() if isinstance(config, dict) else ():
-        ranks = value.get("ranks", "") if isinstance(value, dict) else value
-        desc = value.get("desc", "") if isinstance(value, dict) else ""
-        members = parse_ranks(ranks)
-        if members is not None:
-            encoded = msgspec.json.encode(members).decode()
-            rows.append(
-                {
-                    "file_id": source.file_id,
-                    "rank": source.rank,
-                    "name": str(key),
-                    "description": str(desc),
-                    "members": encoded,
-                }
-            )
+    for name, value in config.items() if isinstance(config, dict) else ():
+        details = value if isinstance(value, dict) else {"ranks": value}
+        members = parse_ranks(details.get("ranks", ""))
+        if members is not None and isinstance(name, (str, int)):
+            row = {"file_id": source.file_id, "rank": source.rank, "name": str(name)}
+            description = plain_text(details.get("desc"))
+            rows.append({**row, "description": description, "members": msgspec.json.encode(members).decode()})
     return Table.from_rows("group_config", rows)
 
 
@@ -184,9 +176,9 @@ def _status_table(source: Source, status: Any, names: dict[int, str]) -> Table:
             row: dict[str, Any] = {"file_id": source.file_id, "rank": source.rank, "pg_id": pg_id}
             for name in ("last_enqueued", "last_started", "last_completed"):
                 row[name] = max(int(counters.get(f"{name}_collective", MISSING)), MISSING)
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, OverflowError):
             continue  # one unreadable counter must not cost the calls
-        if abs(pg_id) < 1 << 31:
+        if 0 <= pg_id < 1 << 31 and max(row.values()) < 1 << 62:
             rows.append({**row, "group_name": names.get(pg_id, "")})
     return Table.from_rows("group_status", rows)
 
@@ -197,8 +189,8 @@ def _rank_table(source: Source, dump: dict[str, Any], calls: Table) -> Table:
         "rank": source.rank,
         "host": source.host,
         "file_id": source.file_id,
-        "version": str(dump.get("version", "")),
-        "comm_version": str(dump.get("comm_lib_version", dump.get("nccl_version", ""))),
+        "version": plain_text(dump.get("version")),
+        "comm_version": plain_text(dump.get("comm_lib_version", dump.get("nccl_version"))),
         "n_calls": len(calls),
         "n_dropped": max(int(record_ids[0]), 0) if len(calls) else 0,
         "last_created_ns": int(calls.array("created_ns").max()) if len(calls) else MISSING,

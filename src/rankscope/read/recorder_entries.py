@@ -1,24 +1,23 @@
 """The entries of one Flight Recorder dump -> columns. Written for speed: a job may hold millions of them.
 
 All work per entry is done by functions of the standard library and numpy that loop in C; Python looks only at distinct
-values. The input is not trusted: lists that are shared inside a pickle could unfold a small file into billions of
-numbers. Where the process has a memory limit that ends in a MemoryError; elsewhere every field is checked beforehand.
+values. The input is not trusted: nothing walks into a nested value before its shape and size were checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+import marshal
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from rankscope.model.tables import MISSING, SCHEMA, Array, Table, Text
 from rankscope.read.coalesced import mark_coalesced
 from rankscope.read.files import Source
-from rankscope.read.recorder_shapes import SHAPE_FIELDS, completed_entry, describe_shape, is_user_frame
+from rankscope.read.recorder_shapes import SHAPE_FIELDS, completed_entry, describe_shape, is_user_frame, plain_text
 
 Entry = dict[str, Any]
 Fields = dict[str, Sequence[Any]]
@@ -34,19 +33,19 @@ _TIME_COLUMNS = {"time_discovered_started_ns": "started_ns", "time_discovered_co
 _FIELDS = (*SHAPE_FIELDS, *_INT_COLUMNS, *_TIME_COLUMNS, "frames")
 _get_fields = itemgetter(*_FIELDS)
 
-# No genuine dump has longer lists.
-_MAX_TENSORS = 1 << 16
-_MAX_DIMENSIONS = 1 << 8
-_MAX_TOTAL = 1 << 25
+# No genuine dump has more; lists that are shared in a pickle could unfold a small file into billions of numbers.
+_MIN_ENCODED_LIMIT = 1 << 25
+_MAX_ENCODED_RATIO = 20
+_MAX_NUMBERS = 1 << 22
+_MAX_FRAMES = 1 << 25
 _PLAIN: frozenset[type] = frozenset((str, int, bool, float, type(None)))
+_LISTS: frozenset[type] = frozenset((list, tuple))
 
 
 def entry_columns(entries: Sequence[Entry], source: Source) -> tuple[Table, Table, Table]:
     """One row per entry, and the stacks and frames it refers to (numbered within the file)."""
     fields = _transposed(entries)
-    if not source.is_contained:
-        _check_plain(fields)
-    shapes, shape_codes = _distinct_shapes(fields)
+    shapes, shape_codes = _distinct_shapes(fields, _MIN_ENCODED_LIMIT + _MAX_ENCODED_RATIO * source.n_bytes)
     described = [describe_shape(shape) for shape in shapes]
     n_rows = len(entries)
     columns: dict[str, Array | Text] = {
@@ -76,39 +75,42 @@ def _transposed(entries: Sequence[Entry]) -> Fields:
         return dict(zip(_FIELDS, zip(*map(_get_fields, entries), strict=True), strict=True))
 
 
-def _check_plain(fields: Fields) -> None:
-    """Refuses anything but flat values, lists of them, and for sizes lists of lists: nesting may unfold without end."""
-    for name in ("profiling_name", "pg_id", "state", "is_p2p", "retired", "timeout_ms", "thread_name"):
-        _expect(name, set(map(type, fields[name])), _PLAIN)
-    for name in ("process_group", "input_dtypes", "output_dtypes"):
-        _check_lists(name, fields[name], _MAX_TENSORS)
-        _expect(name, set(map(type, chain.from_iterable(fields[name]))), _PLAIN)
-    for name in ("input_sizes", "output_sizes"):
-        _check_lists(name, fields[name], _MAX_TENSORS)
-        shapes = list(chain.from_iterable(fields[name]))
-        _check_lists(name, shapes, _MAX_DIMENSIONS)
-        _expect(name, set(map(type, chain.from_iterable(shapes))), _PLAIN)
-    _check_lists("frames", fields["frames"], _MAX_TENSORS)
-
-
-def _check_lists(name: str, values: Sequence[Any], longest: int) -> None:
-    _expect(name, set(map(type, values)), frozenset((list, tuple)))
-    if max(map(len, values), default=0) > longest or sum(map(len, values)) > _MAX_TOTAL:
-        raise ValueError(f"{name} is longer than any dump's")
-
-
-def _expect(name: str, kinds: set[type], allowed: frozenset[type]) -> None:
-    if not kinds <= allowed:
-        raise TypeError(f"{name} holds {', '.join(sorted(kind.__name__ for kind in kinds - allowed))}")
-
-
-def _distinct_shapes(fields: Fields) -> tuple[list[tuple[Any, ...]], Array]:
-    """Codes by content: one binary encoding per row is the cheapest hashable form of nested lists."""
+def _distinct_shapes(fields: Fields, n_most: int) -> tuple[list[tuple[Any, ...]], Array]:
+    """Codes by content. marshal writes an object that is shared once only, so no file can unfold in it."""
     rows = zip(*(fields[name] for name in SHAPE_FIELDS), strict=True)
-    encoded = list(map(msgspec.msgpack.Encoder().encode, rows))
+    encoded: list[bytes] = []
+    n_bytes = 0
+    while chunk := list(map(marshal.dumps, islice(rows, 64))):
+        n_bytes += sum(map(len, chunk))
+        if n_bytes > n_most:
+            raise ValueError("names or shapes are longer than any dump's")
+        encoded += chunk
     code = {shape: number for number, shape in enumerate(dict.fromkeys(encoded))}
-    codes = np.fromiter(map(code.__getitem__, encoded), np.int32, len(encoded))
-    return [tuple(msgspec.msgpack.decode(shape)) for shape in code], codes
+    shapes: list[tuple[Any, ...]] = [marshal.loads(shape) for shape in code]
+    _check_shapes(shapes)
+    return shapes, np.fromiter(map(code.__getitem__, encoded), np.int32, len(encoded))
+
+
+def _check_shapes(shapes: Sequence[tuple[Any, ...]]) -> None:
+    """Refuses anything but flat values, lists of them, and for sizes lists of lists, before these are written out."""
+    n_total = 0
+    for name, group, pg_id, in_sizes, out_sizes, in_types, out_types, *plain in shapes:
+        lists = (group, in_sizes, out_sizes, in_types, out_types)
+        _expect(_LISTS, lists)
+        n_total += sum(map(len, lists))
+        if n_total <= _MAX_NUMBERS:  # else walking into them would already take too long
+            _expect(_LISTS, chain(in_sizes, out_sizes))
+            n_total += sum(map(len, chain(in_sizes, out_sizes)))
+        if n_total > _MAX_NUMBERS:
+            raise ValueError("shapes have more numbers than any dump's")
+        _expect(_PLAIN, chain.from_iterable(chain(in_sizes, out_sizes)))
+        _expect(_PLAIN, chain(group, in_types, out_types, (name, pg_id, *plain)))
+
+
+def _expect(allowed: frozenset[type], values: Iterable[Any]) -> None:
+    kinds = set(map(type, values))
+    if not kinds <= allowed:
+        raise TypeError(f"an entry holds {', '.join(sorted(kind.__name__ for kind in kinds - allowed))}")
 
 
 def _int_columns(fields: Fields) -> dict[str, Array | Text]:
@@ -175,6 +177,8 @@ def _distinct_stacks(stacks: Sequence[Sequence[Any]]) -> tuple[list[int], Array]
     stacks of frames that are not shared get the same number later, by content.
     """
     lengths = np.fromiter(map(len, stacks), np.int64, len(stacks))
+    if int(lengths.sum()) > _MAX_FRAMES:
+        raise ValueError("stacks are deeper than any dump's")
     addresses = np.fromiter(map(id, chain.from_iterable(stacks)), np.uint64, int(lengths.sum()))
     starts = np.cumsum(lengths) - lengths
     depth = np.arange(len(addresses)) - np.repeat(starts, lengths)
@@ -195,6 +199,6 @@ def stack_table(stack_ids: dict[tuple[int, ...], int]) -> Table:
 
 
 def _frame_key(frame: Any) -> tuple[str, int, str]:
-    line = frame.get("line", 0)
+    line, file, function = frame.get("line"), frame.get("filename"), frame.get("name")
     is_line = type(line) is int and 0 <= line < 1 << 31
-    return str(frame.get("filename", "")), line if is_line else 0, str(frame.get("name", ""))
+    return plain_text(file), line if is_line else 0, plain_text(function)

@@ -53,7 +53,7 @@ _SAME_OP = {
 }
 _P2P_NAME = re.compile(r"(send|recv)\s+(\d+)\s*(?:->|<-)\s*(\d+|\?)")
 # The trailer of a coalesced group is named after the operation in capitals, a single fused call in small letters.
-_TRAILER = re.compile(r"coalesced$|[A-Z_]{3,}_coalesced$")
+_TRAILER = re.compile(r"^(coalesced|[A-Z_]{3,}_coalesced)$")
 
 
 def completed_entry(entry: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +122,11 @@ def _type_list(types: Sequence[str | int]) -> list[str]:
         kind if isinstance(kind, str) else _DTYPE_NUMBERS[kind] if 0 <= kind < len(_DTYPE_NUMBERS) else str(kind)
         for kind in types
     ]
+
+
+def plain_text(value: Any) -> str:
+    """Text as it is, and nothing of anything else: a nested value could unfold without end when written out."""
+    return value if isinstance(value, str) else ""
 
 
 def to_json(value: Any) -> str:
