@@ -58,7 +58,7 @@ def test_the_median_host_is_the_measure() -> None:
 
 def test_single_late_notices_do_not_move_the_clock() -> None:
     moments = notices([0.0, 0.0, 2.0, 0.0])
-    moments[2, ::9] += 60 * SECOND  # its watchdog hung now and then
+    moments[2, ::9] += 3 * SECOND  # its watchdog hung now and then
     found = estimate_offsets(["a", "b", "c", "d"], moments)
     assert abs(found.offset_ns[2] - 2 * SECOND) < POLL_NS
 
@@ -68,9 +68,9 @@ def test_too_few_shared_moments_are_no_evidence() -> None:
     assert estimate_offsets(["a", "b", "c"], few).offset_ns.tolist() == [0, 0, 0]
 
 
-def test_hosts_that_share_nothing_and_nobody_at_all() -> None:
-    assert estimate_offsets(["a", "b"], np.zeros((2, 4), np.int64)).offset_ns.tolist() == [0, 0]
-    assert estimate_offsets([], np.zeros((0, 0), np.int64)).offset_ns.tolist() == []
+def test_hosts_that_noticed_nothing_are_taken_as_they_are() -> None:
+    found = estimate_offsets(["a", "b"], np.zeros((2, 4), np.int64))
+    assert (found.offset_ns.tolist(), found.error_ns.tolist()) == ([0, 0], [MISSING, MISSING])
 
 
 def test_one_host_needs_no_estimate() -> None:

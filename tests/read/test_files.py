@@ -268,8 +268,14 @@ def test_a_pipe_in_the_folder_does_not_block(dumps: Path) -> None:
     assert_culprit_found(report_of(dumps))
 
 
-def test_a_link_to_nowhere_and_a_circle_of_folders_are_passed_over(dumps: Path) -> None:
+def test_a_link_to_nowhere_is_a_finding(dumps: Path) -> None:
     (dumps / f"{PREFIX}4").symlink_to(dumps / "gone")
+    report = report_of(dumps)
+    assert_culprit_found(report)
+    assert f"{PREFIX}4" in damaged_text(report)
+
+
+def test_a_circle_of_folders_ends(dumps: Path) -> None:
     (dumps / "circle").symlink_to(dumps, target_is_directory=True)
     assert_culprit_found(report_of(dumps))
 

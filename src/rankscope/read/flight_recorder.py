@@ -139,7 +139,8 @@ def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Tabl
     yield _status_table(source, dump.get("pg_status"), names)
     yield _rank_table(source, dump, calls)
     if problem:
-        problem = f"{problem}: {len(calls):,} oldest calls were read, the newest are lost"
+        kept = f"its {len(calls):,} oldest calls were read, the newest are lost" if len(calls) else "its calls are lost"
+        problem = f"{problem}: {kept}"
         row = {**source.file_columns(), "source": NAME, "status": "damaged", "problem": problem, "hint": CUT_HINT}
         yield Table.from_rows("files", [row])
 

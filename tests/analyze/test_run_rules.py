@@ -1,0 +1,73 @@
+"""All rules together: what could not be checked, and in which order findings come."""
+
+from __future__ import annotations
+
+import pytest
+
+from analyze.building import Setting, job
+from rankscope.analyze import RULES, Rule, find_rule, rule, run_rules
+from rankscope.errors import UsageError
+from rankscope.model.finding import SEVERITIES
+from rankscope.model.tables import Table, Trace
+
+
+def test_without_dumps_the_rules_are_skipped_with_the_reason() -> None:
+    findings, effects, checks = run_rules(Trace(("traces",)))
+    assert (findings, effects) == ([], [])
+    assert {check.status for check in checks} == {"skipped"}
+    assert {check.rule for check in checks} == {rule.name for rule in RULES.values()}
+    why = {check.rule: check.why for check in checks}
+    assert why["op-mismatch"] == "no Flight Recorder dumps in this capture"
+    assert why["file-damaged"] == "no data for the table files in this capture"
+
+
+def test_a_rule_runs_as_soon_as_its_own_tables_are_there() -> None:
+    row = {"file_id": 0, "path": "rank_0", "status": "damaged", "problem": "is empty"}
+    findings, _, checks = run_rules(Trace(("traces",), {"files": Table.from_rows("files", [row])}))
+    ran = [check.rule for check in checks if check.status == "ran"]
+    assert ran == ["file-damaged", "duplicate-rank"]
+    assert [finding.code for finding in findings] == ["D902"]
+
+
+def test_on_a_whole_capture_every_rule_runs() -> None:
+    _, _, checks = run_rules(job({0: ["dp:1 all_reduce done"], 1: ["dp:1 all_reduce done"]}))
+    assert [check.status for check in checks] == ["ran"] * len(RULES)
+
+
+def test_the_cause_comes_first_whatever_else_is_found() -> None:
+    done, hangs = ["dp:1 all_reduce done"], ["dp:1 all_reduce done", "dp:1 all_reduce aborted"]
+    setting = Setting(config={"1": [(0, 1, 2)], "2": [(2, 3)]}, damaged=frozenset({4}))
+    findings, effects, _ = run_rules(job({0: hangs, 1: hangs, 2: done, 4: []}, setting))
+    # By severity, and among equals by code: D901 before D902 although holes are registered last.
+    assert [(finding.severity, finding.code) for finding in findings] == [
+        ("error", "H105"),
+        ("warning", "D901"),
+        ("warning", "D902"),
+        ("info", "H110"),
+    ]
+    assert [finding.code for finding in effects] == ["H111"]
+    assert [SEVERITIES.index(finding.severity) for finding in findings] == [0, 1, 1, 2]
+
+
+def test_equal_traces_give_equal_findings() -> None:
+    programs = {0: ["dp:1 all_reduce"], 1: ["dp:1 all_gather [8]->[24]"], 2: ["dp:1 all_reduce"]}
+    assert run_rules(job(programs)) == run_rules(job(programs))
+
+
+@pytest.mark.parametrize("wanted", ["H102", "h102", "op-mismatch", "Op-Mismatch"])
+def test_a_rule_is_found_by_code_or_name(wanted: str) -> None:
+    assert find_rule(wanted).code == "H102"
+
+
+def test_a_rule_that_does_not_exist_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError) as refused:
+        find_rule("op-mismach")
+    assert "H102" in str(refused.value.hint)
+
+
+def test_a_code_is_given_once() -> None:
+    before = dict(RULES)
+    with pytest.raises(ValueError, match="H102 is used twice"):
+        rule("H102", "another", needs=())(lambda _: iter(()))
+    assert before == RULES
+    assert all(isinstance(entry, Rule) for entry in RULES.values())

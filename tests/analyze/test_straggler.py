@@ -1,0 +1,96 @@
+"""S201: a rank that is late again and again is named, and nobody who was merely held up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from analyze.building import MS, Setting, findings, found, job
+from rankscope.model.tables import Trace
+
+N_STEPS = 8
+STEP_MS = 200
+
+
+def arrivals(lateness_ms: Mapping[int, Sequence[int]], skew_ms: Mapping[int, int] | None = None) -> dict[int, list[str]]:
+    """One all_reduce per step; it ends for all when the last has come."""
+    skew_ms = skew_ms or {}
+    programs: dict[int, list[str]] = {rank: [] for rank in lateness_ms}
+    for step in range(N_STEPS):
+        end = step * STEP_MS + max(late[step] for late in lateness_ms.values()) + 1
+        for rank, late in lateness_ms.items():
+            skew = 10_000 + skew_ms.get(rank, 0)
+            start = step * STEP_MS + late[step]
+            programs[rank].append(f"dp:1 all_reduce done @loop.py:9 +{start + skew} ={end + skew}")
+    return programs
+
+
+def stragglers(trace: Trace) -> list[tuple[int, ...]]:
+    return [finding.ranks for finding in findings(trace) if finding.rule == "straggler"]
+
+
+PUNCTUAL = [0] * N_STEPS
+
+
+def test_a_rank_that_is_always_late_is_named_with_its_cost() -> None:
+    lateness = {0: PUNCTUAL, 1: PUNCTUAL, 2: [60] * N_STEPS, 3: PUNCTUAL}
+    finding = found(job(arrivals(lateness)), "S201")
+    assert (finding.ranks, finding.severity) == ((2,), "warning")
+    assert finding.location is not None
+    assert (finding.location.file, finding.location.line) == ("loop.py", 9)
+    facts = finding.evidence.facts
+    # What came before its first call is not recorded, so that one is nobody's fault.
+    assert (facts["lateness_ns"], facts["n_late"], facts["n_collectives"]) == (60 * MS, N_STEPS - 1, N_STEPS)
+    assert facts["lost_ns"] == 3 * 60 * (N_STEPS - 1) * MS  # three peers waited each time
+
+
+def test_a_punctual_job_has_none() -> None:
+    assert stragglers(job(arrivals(dict.fromkeys(range(4), PUNCTUAL)))) == []
+
+
+def test_lateness_that_goes_round_is_nobodys_habit() -> None:
+    lateness = {rank: [60 if step % 4 == rank else 0 for step in range(N_STEPS)] for rank in range(4)}
+    assert stragglers(job(arrivals(lateness))) == []
+
+
+def test_a_rank_that_is_late_once_is_no_straggler() -> None:
+    lateness = {0: PUNCTUAL, 1: [500, *PUNCTUAL[1:]], 2: PUNCTUAL}
+    assert stragglers(job(arrivals(lateness))) == []
+
+
+def test_small_lateness_is_not_worth_a_word() -> None:
+    assert stragglers(job(arrivals({0: PUNCTUAL, 1: [8] * N_STEPS, 2: PUNCTUAL}))) == []
+
+
+def test_a_straggler_is_found_across_skewed_hosts() -> None:
+    # By its own clock rank 1 is 5 s late each time; in truth rank 3 is, by 150 ms.
+    lateness = {0: PUNCTUAL, 1: PUNCTUAL, 2: PUNCTUAL, 3: [150] * N_STEPS}
+    hosts = {0: "a", 1: "b", 2: "c", 3: "a"}
+    trace = job(arrivals(lateness, skew_ms={1: 5000}), Setting(hosts=hosts))
+    assert stragglers(trace) == [(3,)]
+
+
+def test_a_skewed_clock_alone_makes_no_straggler() -> None:
+    trace = job(arrivals(dict.fromkeys(range(3), PUNCTUAL), skew_ms={1: 5000}), Setting(hosts={0: "a", 1: "b", 2: "c"}))
+    assert stragglers(trace) == []
+
+
+def passed_on_lateness() -> dict[int, list[str]]:
+    """Rank 0 is slow before the pair's collective, so its partner, rank 1, is late for the next group as well."""
+    programs: dict[int, list[str]] = {rank: [] for rank in range(4)}
+    for step in range(N_STEPS):
+        at = 10_000 + step * STEP_MS
+        for rank in (0, 1):
+            start = at + (80 if rank == 0 else 0)
+            programs[rank].append(f"tp:1 all_reduce done @tp.py:1 +{start} ={at + 81}")
+        for rank in (1, 2, 3):
+            start = at + (82 if rank == 1 else 2)
+            programs[rank].append(f"dp:2 all_reduce done @dp.py:1 +{start} ={at + 83}")
+    return programs
+
+
+def test_lateness_passed_on_through_another_group_is_not_blamed_on_who_passes_it() -> None:
+    assert stragglers(job(passed_on_lateness())) == [(0,)]
+
+
+def test_a_group_of_two_has_stragglers_too() -> None:
+    assert stragglers(job(arrivals({0: PUNCTUAL, 1: [60] * N_STEPS}))) == [(1,)]
