@@ -99,7 +99,8 @@ class _Sites:
             frame = {"frame_id": number + 1, "file": file, "line": int(line), "function": "step", "is_user": True}
             self.frame_rows.append(frame)
             self.stack_rows += [
-                {"stack_id": number, "depth": depth, "frame_id": frame_id} for depth, frame_id in enumerate((0, number + 1))
+                {"stack_id": number, "depth": depth, "frame_id": frame_id}
+                for depth, frame_id in enumerate((0, number + 1))
             ]
         return self._stack_of[site], self._stack_of[site] + 1
 
@@ -188,9 +189,7 @@ def _rank_row(rank: int, calls: Sequence[str], setting: Setting) -> dict[str, An
     }
 
 
-def _config_rows(
-    programs: Programs, rows: Sequence[Mapping[str, Any]], setting: Setting
-) -> Iterable[dict[str, Any]]:
+def _config_rows(programs: Programs, rows: Sequence[Mapping[str, Any]], setting: Setting) -> Iterable[dict[str, Any]]:
     config = setting.config
     if config is None:
         names = dict.fromkeys(row["group_name"] for row in rows)
@@ -247,6 +246,18 @@ def root_cause(trace: Trace) -> Finding:
     errors = [finding for finding in findings(trace) if finding.severity == "error"]
     assert len(errors) == 1, [finding.title for finding in errors]
     return errors[0]
+
+
+def verdict(trace: Trace) -> tuple[str, tuple[int, ...], str]:
+    """Rule, culprits and certainty of the root cause."""
+    cause = root_cause(trace)
+    return cause.rule, cause.ranks, cause.certainty
+
+
+def lines(cause: Finding) -> tuple[int | None, int | None]:
+    """Lines of the culprits and of their peers."""
+    own, peer = cause.location, cause.peer_location
+    return own.line if own else None, peer.line if peer else None
 
 
 def alarms(trace: Trace) -> list[str]:

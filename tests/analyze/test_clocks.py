@@ -41,7 +41,9 @@ def test_small_differences_are_left_alone() -> None:
 
 @pytest.mark.parametrize("call", ["dp:1 broadcast done", "dp:1 all_reduce gloo done"])
 def test_calls_whose_end_is_no_common_moment_do_not_count(call: str) -> None:
-    trace = job({rank: program(skew, (call,) * 8) for rank, skew in ((0, 0), (1, SKEW_MS), (2, 0))}, Setting(hosts=HOSTS))
+    trace = job(
+        {rank: program(skew, (call,) * 8) for rank, skew in ((0, 0), (1, SKEW_MS), (2, 0))}, Setting(hosts=HOSTS)
+    )
     assert column(trace, "ranks", "clock_offset_ns") == [0, 0, 0]
 
 

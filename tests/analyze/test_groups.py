@@ -86,7 +86,7 @@ def test_without_any_other_source_the_users_of_a_name_are_its_members() -> None:
 
 def test_two_groups_of_one_name_and_other_members_stay_apart() -> None:
     calls = ["tp:4 all_reduce done", "tp:4 all_reduce"]
-    trace = job({rank: calls for rank in range(4)}, Setting(config={"4": [(0, 1), (2, 3)]}))
+    trace = job(dict.fromkeys(range(4), calls), Setting(config={"4": [(0, 1), (2, 3)]}))
     assert [(name, members) for name, members, _, _ in groups_of(trace)] == [("4", [0, 1]), ("4", [2, 3])]
     assert column(trace, "collectives", "group_id") == [0, 0, 0, 0, 1, 1, 1, 1]
     assert column(trace, "matches", "n_members") == [2, 2, 2, 2]

@@ -79,7 +79,9 @@ def test_a_ring_too_small_for_the_hang_is_a_warning() -> None:
     # Rank 1 is busy in its pair and has dropped every call of the group that hangs; its counter is all that is left.
     programs = {0: HANGS, 1: ["tp:2 all_reduce #90 done"], 2: HANGS, 3: ["tp:2 all_reduce #90 done"]}
     setting = Setting(
-        config={"1": [(0, 1, 2)], "2": [(1, 3)]}, dropped={1: 89, 3: 89}, counters={(1, "1"): (1, 1), (1, "2"): (90, 90)}
+        config={"1": [(0, 1, 2)], "2": [(1, 3)]},
+        dropped={1: 89, 3: 89},
+        counters={(1, "1"): (1, 1), (1, "2"): (90, 90)},
     )
     trace = job(programs, setting)
     assert (root_cause(trace).rule, root_cause(trace).ranks) == ("rank-stuck", (1,))
@@ -100,5 +102,5 @@ def test_a_wrapped_ring_that_kept_every_group_is_no_finding() -> None:
 
 
 def test_a_group_never_used_was_not_dropped() -> None:
-    trace = job({0: DONE, 1: DONE}, Setting(config={"1": [(0, 1)], "2": [(0, 1)]}))
-    assert codes(trace) == []
+    setting = Setting(config={"1": [(0, 1)], "2": [(0, 1)]}, dropped={0: 9}, counters={(0, "2"): (-1, -1)})
+    assert codes(job({0: DONE, 1: DONE}, setting)) == []

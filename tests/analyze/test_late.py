@@ -31,7 +31,9 @@ def test_the_first_unfinished_collective_of_each_group_is_listed_beside_the_caus
     }
     trace = job(programs, Setting(config={"1": [(0, 1)], "2": [(2, 3)]}))
     (status,) = [finding for finding in effects(trace) if finding.code == "H111"]
-    assert status.title.startswith("2 groups have an unfinished collective; the oldest is barrier of group 2 (tp), seq 1")
+    assert status.title.startswith(
+        "2 groups have an unfinished collective; the oldest is barrier of group 2 (tp), seq 1"
+    )
     comparison = status.evidence.comparison
     assert comparison is not None
     assert comparison.keys == ("group 2 (tp)", "group 1 (dp)")

@@ -93,6 +93,12 @@ def test_ranks_of_another_role_are_no_measure() -> None:
     assert departure_of(0, trace) is None
 
 
+def test_siblings_that_differ_from_the_first_calls_on_are_of_another_role() -> None:
+    with_warm_up = ["dp:1 all_reduce done @loop.py:9", *STEP * 4]
+    trace = job({0: STEP * 4, 1: with_warm_up, 2: with_warm_up, 3: with_warm_up})
+    assert departure_of(0, trace) is None
+
+
 def test_without_siblings_the_ranks_own_past_is_the_measure() -> None:
     whole = STEP * 4
     trace = job({0: [*whole[:7], *whole[8:]], 1: []})

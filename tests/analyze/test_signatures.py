@@ -26,8 +26,9 @@ def fit(first: str, second: str) -> bool:
         ("broadcast [8]", "broadcast [8]"),
         # The sides of an even gather agree in part and whole; a list of outputs is as good as one large one.
         ("all_gather [8]->[16]", "all_gather [8]->[8][8]"),
-        # Uneven parts are fine as long as the whole agrees.
+        # Uneven parts are fine as long as the whole agrees, also where one of them happens to divide it.
         ("all_gather [3]->[3][5]", "all_gather [5]->[3][5]"),
+        ("all_gather [2]->[2][6]", "all_gather [6]->[2][6]"),
         ("all_gather_into_tensor_coalesced [8]->[16]", "all_gather_into_tensor_coalesced [4,2]->[16]"),
         ("reduce_scatter [16]->[8]", "reduce_scatter [8][8]->[8]"),
         ("reduce_scatter [3][5]->[3]", "reduce_scatter [3][5]->[5]"),

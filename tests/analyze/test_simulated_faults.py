@@ -8,7 +8,7 @@ import pytest
 
 from analyze.verdicts import Case, diagnose, first_error, place
 from rankscope.model.finding import Finding, Report
-from rankscope.simulate import FAULTS, Simulation, Truth
+from rankscope.simulate import FAULTS, Fault, JobSpec, Mesh, Simulation, Truth, simulate
 
 N_CASES = 36
 HANGS = tuple(kind for kind in FAULTS if kind != "straggler")
@@ -58,7 +58,8 @@ def _wrong_place(simulation: Simulation, finding: Finding) -> list[str]:
     truth = simulation.truth
     problems = []
     # A transfer's and a cycle's culprit is shown where it left the path, the truth where it waits.
-    if truth.rule not in ("p2p-unmatched", "order-deadlock", "collective-stalled") and place(finding.location) != truth.location:
+    is_elsewhere = truth.rule in ("p2p-unmatched", "order-deadlock", "collective-stalled")
+    if not is_elsewhere and place(finding.location) != truth.location:
         problems.append(f"at {place(finding.location)}, not {truth.location}")
     # Which of the peers waited first is a matter of clocks, and with skewed ones not always known.
     is_known = truth.peer_location is not None and truth.rule not in ("collective-stalled", "rank-lost")
@@ -73,8 +74,8 @@ def test_healthy_jobs_raise_no_alarm(tmp_path: Path) -> None:
         simulation = case.simulate()
         assert simulation is not None
         report = diagnose(simulation, tmp_path / str(case))
-        alarms = [f"{case}: {finding.title}" for finding in report.findings if finding.code[0] in "HS" and finding.severity != "info"]
-        assert not alarms, alarms
+        alarms = [finding for finding in report.findings if finding.code[0] in "HS" and finding.severity != "info"]
+        assert not alarms, f"{case}: {alarms[0].title}"
 
 
 def test_a_straggler_is_named_and_nobody_else(tmp_path: Path) -> None:
@@ -100,8 +101,6 @@ def test_equal_dumps_give_equal_reports(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["op", "stuck", "skip", "lost"])
 def test_a_large_mesh_is_judged_like_a_small_one(kind: str, tmp_path: Path) -> None:
-    from rankscope.simulate import Fault, JobSpec, Mesh, simulate
-
     simulation = simulate(JobSpec(mesh=Mesh(16, 8, 2), steps=3, seed=5, run_ahead=8), Fault(kind))
     finding = first_error(diagnose(simulation, tmp_path))
     assert finding is not None

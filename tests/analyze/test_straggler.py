@@ -11,15 +11,17 @@ N_STEPS = 8
 STEP_MS = 200
 
 
-def arrivals(lateness_ms: Mapping[int, Sequence[int]], skew_ms: Mapping[int, int] | None = None) -> dict[int, list[str]]:
+def arrivals(
+    lateness_ms: Mapping[int, Sequence[int]], skew_ms: Mapping[int, int] | None = None, step_ms: int = STEP_MS
+) -> dict[int, list[str]]:
     """One all_reduce per step; it ends for all when the last has come."""
     skew_ms = skew_ms or {}
     programs: dict[int, list[str]] = {rank: [] for rank in lateness_ms}
     for step in range(N_STEPS):
-        end = step * STEP_MS + max(late[step] for late in lateness_ms.values()) + 1
+        end = step * step_ms + max(late[step] for late in lateness_ms.values()) + 1
         for rank, late in lateness_ms.items():
             skew = 10_000 + skew_ms.get(rank, 0)
-            start = step * STEP_MS + late[step]
+            start = step * step_ms + late[step]
             programs[rank].append(f"dp:1 all_reduce done @loop.py:9 +{start + skew} ={end + skew}")
     return programs
 
@@ -48,7 +50,7 @@ def test_a_punctual_job_has_none() -> None:
 
 
 def test_lateness_that_goes_round_is_nobodys_habit() -> None:
-    lateness = {rank: [60 if step % 4 == rank else 0 for step in range(N_STEPS)] for rank in range(4)}
+    lateness = {rank: [120 if step % 4 == rank else 0 for step in range(N_STEPS)] for rank in range(4)}
     assert stragglers(job(arrivals(lateness))) == []
 
 
@@ -58,7 +60,11 @@ def test_a_rank_that_is_late_once_is_no_straggler() -> None:
 
 
 def test_small_lateness_is_not_worth_a_word() -> None:
-    assert stragglers(job(arrivals({0: PUNCTUAL, 1: [8] * N_STEPS, 2: PUNCTUAL}))) == []
+    lateness = {0: PUNCTUAL, 1: [8] * N_STEPS, 2: PUNCTUAL}
+    assert stragglers(job(arrivals(lateness, step_ms=40))) == []
+    # Nor is a larger one that is a small part of a long step.
+    lateness = {0: PUNCTUAL, 1: [60] * N_STEPS, 2: PUNCTUAL}
+    assert stragglers(job(arrivals(lateness, step_ms=2000))) == []
 
 
 def test_a_straggler_is_found_across_skewed_hosts() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from analyze.building import Setting, alarms, effects, findings, job, root_cause
+from analyze.building import Setting, alarms, effects, findings, job, lines, root_cause, verdict
 from rankscope.analyze.waits import wait_graph
-from rankscope.model.finding import Finding
 from rankscope.model.tables import Trace
 
 DONE = "dp:1 all_reduce done @loop.py:10"
@@ -15,15 +14,6 @@ def hold_ups(trace: Trace) -> list[tuple[tuple[int, ...], dict[int, str]]]:
     """Of each call that is waited in: who waits, and who holds it up and why."""
     calls = wait_graph(trace).calls.values()
     return [(call.waiting, dict(call.held_up_by)) for call in sorted(calls, key=lambda call: call.match)]
-
-
-def verdict(trace: Trace) -> tuple[str, tuple[int, ...], str]:
-    cause = root_cause(trace)
-    return cause.rule, cause.ranks, cause.certainty
-
-
-def lines(cause: Finding) -> tuple[int | None, int | None]:
-    return cause.location and cause.location.line, cause.peer_location and cause.peer_location.line
 
 
 # Reasons to wait
@@ -59,6 +49,19 @@ def test_a_cut_dump_holds_up_only_where_its_counters_say_so() -> None:
     assert hold_ups(job(programs, counted)) == [((0,), {1: "absent"})]
     joined = Setting(damaged=cut, counters={(1, "1"): (2, 1)})
     assert hold_ups(job(programs, joined)) == [((0,), {})]
+
+
+def test_a_cut_dump_that_waits_elsewhere_may_have_joined_since() -> None:
+    # Its counters show an unfinished call of another group: it is not idle, and what came after is lost.
+    counters = {(1, "1"): (1, 1), (1, "2"): (5, 4)}
+    trace = job({0: [DONE, NEXT], 1: [DONE]}, Setting(damaged=frozenset({1}), counters=counters))
+    assert hold_ups(trace) == [((0,), {1: "unknown"})]
+
+
+def test_a_receive_may_be_in_the_lost_part_of_a_cut_dump() -> None:
+    programs = {0: ["pp:1 barrier done", "pp:1 send>1"], 1: ["pp:1 barrier done"]}
+    assert hold_ups(job(programs)) == [((0,), {1: "absent"})]
+    assert hold_ups(job(programs, Setting(damaged=frozenset({1})))) == [((0,), {1: "unknown"})]
 
 
 def test_only_the_first_unfinished_call_of_a_rank_counts() -> None:
@@ -167,9 +170,9 @@ def test_where_no_end_is_recorded_the_missing_dump_speaks_alone() -> None:
     trace = job({0: calls, 1: calls}, Setting(config={"1": [(0, 1, 2)]}))
     assert verdict(trace) == ("rank-lost", (2,), "likely")
     finished = [DONE] * 3
-    assert [finding.code for finding in findings(job({0: finished, 1: finished}, Setting(config={"1": [(0, 1, 2)]})))] == [
-        "D901"
-    ]
+    assert [
+        finding.code for finding in findings(job({0: finished, 1: finished}, Setting(config={"1": [(0, 1, 2)]})))
+    ] == ["D901"]
 
 
 # Cycles
@@ -211,8 +214,7 @@ def test_a_cycle_over_three_groups_names_all_of_it() -> None:
 
 
 def test_a_chain_that_only_leads_to_a_stuck_rank_is_no_cycle() -> None:
-    config = {"1": [(0, 1, 2)], "2": [(0, 1)]}
-    trace = job({0: [IN_A], 1: [IN_B], 2: []}, Setting(config=config))
+    trace = job({0: [IN_A], 1: [IN_B], 2: []}, Setting(config={"1": [(0, 1, 2)], "2": [(0, 1)]}))
     # Ranks 0 and 1 wait for each other, but rank 2 holds up rank 0 as well: which of them is first cannot be seen.
     assert wait_graph(trace).cycles() == []
     assert verdict(trace) == ("rank-stuck", (2,), "certain")
@@ -235,7 +237,8 @@ def pipeline(n_steps: int) -> dict[int, list[str]]:
     first = ["pp:{} send>1 done @stage.py:1", "pp:{} send>1 done @stage.py:2"]
     second = ["pp:{} recv<0 done @stage.py:5", "pp:{} recv<0 done @stage.py:6"]
     return {
-        rank: [call.format(1 + rank // 2) for call in (first, second)[rank % 2] + [reduce]] * n_steps for rank in range(4)
+        rank: [call.format(1 + rank // 2) for call in (first, second)[rank % 2] + [reduce]] * n_steps
+        for rank in range(4)
     }
 
 

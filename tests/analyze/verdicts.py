@@ -33,7 +33,8 @@ class Case:
         random = Random(f"{self.kind} {self.seed}")
         mesh = Mesh(*random.choice(MESHES))
         world = mesh.dp * mesh.tp * mesh.pp
-        spec = JobSpec(mesh=mesh, steps=random.choice([5, 7, 10]), seed=self.seed, run_ahead=random.choice([0, 0, 4, 16]))
+        steps, run_ahead = random.choice([5, 7, 10]), random.choice([0, 0, 4, 16])
+        spec = JobSpec(mesh=mesh, steps=steps, seed=self.seed, run_ahead=run_ahead)
         # In a job of four ranks a lost dump is a quarter of all that is known: there, verdicts may depend on it.
         spare = world >= 8
         noise = Noise(

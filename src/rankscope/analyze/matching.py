@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from rankscope.analyze.signatures import SYNCHRONISING, Signatures
-from rankscope.model.clock import POLL_NS
+from rankscope.model.clock import POLL_NS, median
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 STATUSES = ("done", "waiting", "aborted", "failed")
@@ -56,7 +56,7 @@ def _backends_without_states(calls: Table) -> Array:
     backend = calls.text("backend")
     progressed = ~calls.text("state").equals("scheduled")
     has_states = np.zeros(max(len(backend.values), 1), bool)
-    has_states[np.unique(backend.codes[progressed])] = True
+    has_states[backend.codes[progressed]] = True
     for code, name in enumerate(backend.values):
         if name in ("nccl", "rccl", "xccl"):
             has_states[code] = True
@@ -316,7 +316,7 @@ def _best_offset(sends: Array, send_ends: Array, receives: Array, receive_ends: 
         both = (send_ends[left] > 0) & (receive_ends[right] > 0)
         if np.count_nonzero(both) >= 4:
             difference = (send_ends[left] - receive_ends[right])[both].astype(np.float64)
-            spread[offset] = float(np.median(np.abs(difference - np.median(difference))))
+            spread[offset] = float(median(np.abs(difference - median(difference))))
     best = min(spread, key=lambda offset: spread[offset], default=0)
     is_clear = 0 in spread and spread[0] > POLL_NS / 2 and 3 * spread[best] < spread[0]
     return best if is_clear else 0

@@ -11,6 +11,7 @@ from rankscope.analyze.evidence import call_text, collective_ref, group_ref, gro
 from rankscope.analyze.registry import Effect, rule
 from rankscope.analyze.signatures import SYNCHRONISING
 from rankscope.analyze.view import JobView, derived, job_view
+from rankscope.model.clock import median
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration
 from rankscope.model.tables import Array, Trace
 
@@ -71,7 +72,7 @@ def _group_matrices(view: JobView) -> Iterator[Array]:
     )
     groups = matches.array("group_id")[usable]
     rows, starts = view.match_rows
-    for group in np.unique(groups).tolist():
+    for group in sorted(set(groups.tolist())):
         chosen = usable[groups == group]
         members = np.arange(int(n_members[chosen[0]]))
         if len(chosen) >= _MIN_EVENTS:
@@ -86,7 +87,7 @@ def _late_rank(view: JobView, rows: Array) -> Late | None:
     """
     arrival = view.created[rows].astype(np.float64)
     ordered = np.sort(arrival, axis=0)
-    middle = ordered[: len(rows) - 1].mean(axis=0) if len(rows) < 4 else np.median(ordered[:-1], axis=0)
+    middle = ordered[: len(rows) - 1].mean(axis=0) if len(rows) < 4 else median(ordered[:-1], axis=0)
     delay = ordered[-1] - middle
     # What the others lost is the time from the second to last arrival to the last.
     alone = ordered[-1] - ordered[-2]
@@ -97,7 +98,7 @@ def _late_rank(view: JobView, rows: Array) -> Late | None:
     columns = np.arange(rows.shape[1])
     # Who was itself held up in another group passes the delay on, but is not its origin.
     own = _own_time_ns(view)[rows]
-    others = np.median(np.sort(own, axis=0)[:-1], axis=0)
+    others = median(np.sort(own, axis=0)[:-1], axis=0)
     is_delayed &= own[latest, columns] - others > alone / 2
     if np.count_nonzero(is_delayed) < _MIN_EVENTS:
         return None
@@ -107,8 +108,8 @@ def _late_rank(view: JobView, rows: Array) -> Late | None:
     if counts[top] < max(_MIN_EVENTS, _LAST_SHARE * np.count_nonzero(is_delayed)):
         return None
     mine = np.flatnonzero(is_delayed & (last == ranks[top]))
-    middle_delay = np.median(delay[mine])
-    spread = np.median(np.abs(delay[mine] - middle_delay))
+    middle_delay = median(delay[mine])
+    spread = median(np.abs(delay[mine] - middle_delay))
     if spread > _MAX_SPREAD * middle_delay or alone[mine].sum() < _MIN_SHARE_OF_TIME * np.ptp(ordered[-1]):
         return None
     own_rows = rows[np.argmax(arrival[:, mine], axis=0), mine]
@@ -147,7 +148,7 @@ def _clock_error_ns(view: JobView, rows: Array) -> float:
 
 
 def _finding(view: JobView, late: Late) -> Finding:
-    typical = format_duration(int(np.median(late.lateness_ns)))
+    typical = format_duration(int(median(late.lateness_ns)))
     worst = int(late.rows[int(np.argmax(late.lateness_ns))])
     sites, counts = np.unique(view.calls.array("site_id")[late.rows], return_counts=True)
     usual = int(late.rows[np.argmax(view.calls.array("site_id")[late.rows] == sites[np.argmax(counts)])])
@@ -174,7 +175,7 @@ def _finding(view: JobView, late: Late) -> Finding:
             ),
             likely=(f"its {n_peers} lost {format_duration(late.lost_ns)} together waiting for it",),
             facts={
-                "lateness_ns": int(np.median(late.lateness_ns)),
+                "lateness_ns": int(median(late.lateness_ns)),
                 "n_late": len(late.rows),
                 "n_collectives": late.n_collectives,
                 "lost_ns": late.lost_ns,

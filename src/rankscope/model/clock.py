@@ -37,16 +37,17 @@ def estimate_offsets(hosts: Sequence[str], moments: Array) -> Offsets:
     offsets = np.zeros(len(number))
     errors = np.full(len(number), float(MISSING))
     for _ in range(_ROUNDS if len(number) > 1 else 0):
-        common = _nanmedian_columns(noticed - offsets[:, None])
+        common = median(noticed - offsets[:, None])
         for host, times in enumerate(noticed):
             residual = times - offsets[host] - common
             residual = residual[~np.isnan(residual)]
             if len(residual) >= MIN_SHARED:
-                middle = np.median(residual)
+                middle = median(residual)
                 # The mean, as polling shifts single notices by a whole period; but no outlier beyond that counts.
-                offsets[host] += np.clip(residual - middle, -POLL_NS, POLL_NS).mean() + middle
-                errors[host] = max(float(residual.std()), POLL_NS / 4) / np.sqrt(len(residual))
-    offsets -= np.median(offsets)
+                usual = np.clip(residual - middle, -POLL_NS, POLL_NS)
+                offsets[host] += middle + usual.mean()
+                errors[host] = max(float(usual.std()), POLL_NS / 4) / np.sqrt(len(usual))
+    offsets -= median(offsets)
     is_small = np.abs(offsets) <= np.maximum(POLL_NS, 4 * errors)
     offsets[is_small] = 0.0
     errors[is_small] = MISSING
@@ -63,10 +64,11 @@ def _first_notice(moments: Array, host_of: Array, n_hosts: int) -> Array:
     return np.where(np.isinf(earliest), np.nan, earliest)
 
 
-def _nanmedian_columns(values: Array) -> Array:
-    """The median of each column over those that noticed; NaN where nobody did. (np.nanmedian imports numpy.ma.)"""
-    ordered = np.sort(values, axis=0)  # NaN goes last
-    n_seen = np.count_nonzero(~np.isnan(values), axis=0)
-    columns = np.arange(values.shape[1])
-    middle: Array = (ordered[np.maximum(n_seen - 1, 0) // 2, columns] + ordered[n_seen // 2, columns]) / 2
-    return np.where(n_seen > 0, middle, np.nan)
+def median(values: Array, axis: int = 0) -> Array:
+    """The median of those that are not NaN, and NaN where there is none. (numpy's own imports all of numpy.ma.)"""
+    ordered = np.moveaxis(np.sort(values, axis=axis), axis, 0)  # NaN goes last
+    n_seen = np.count_nonzero(~np.isnan(ordered), axis=0)
+    low, high = np.maximum(n_seen - 1, 0) // 2, n_seen // 2
+    high = np.minimum(high, len(ordered) - 1)
+    lower, upper = (np.take_along_axis(ordered, place[None], 0)[0] for place in (low, high))
+    return np.where(n_seen > 0, (lower + upper) / 2, np.nan)

@@ -163,8 +163,11 @@ def _walk(folder: Path) -> tuple[list[Path], list[Unreadable]]:
     found: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=note_failure):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files = (Path(root, name) for name in sorted(names, key=_natural_key) if not name.startswith("."))
-        found += [file for file in files if file.is_file()]  # leaves out pipes and sockets, which would block
+        for file in (Path(root, name) for name in sorted(names, key=_natural_key) if not name.startswith(".")):
+            if file.is_file():  # pipes and sockets, which would block, are left out
+                found.append(file)
+            elif file.is_symlink() and not file.exists():
+                failed.append(Unreadable(str(file), "is a link to nowhere", "copy the file itself"))
     return found, failed
 
 

@@ -38,6 +38,7 @@ _MIN_ENCODED_LIMIT = 1 << 25
 _MAX_ENCODED_RATIO = 20
 _MAX_NUMBERS = 1 << 22
 _MAX_FRAMES = 1 << 25
+_HASH_FACTOR = 0x9E3779B97F4A7C15  # odd and without pattern: its powers weigh the positions in a stack
 _PLAIN: frozenset[type] = frozenset((str, int, bool, float, type(None)))
 _LISTS: frozenset[type] = frozenset((list, tuple))
 
@@ -80,7 +81,7 @@ def _distinct_shapes(fields: Fields, n_most: int) -> tuple[list[tuple[Any, ...]]
     rows = zip(*(fields[name] for name in SHAPE_FIELDS), strict=True)
     encoded: list[bytes] = []
     n_bytes = 0
-    while chunk := list(map(marshal.dumps, islice(rows, 64))):
+    while chunk := list(map(marshal.dumps, islice(rows, 32))):
         n_bytes += sum(map(len, chunk))
         if n_bytes > n_most:
             raise ValueError("names or shapes are longer than any dump's")
@@ -184,7 +185,7 @@ def _distinct_stacks(stacks: Sequence[Sequence[Any]]) -> tuple[list[int], Array]
     addresses = np.fromiter(map(id, chain.from_iterable(stacks)), np.uint64, int(lengths.sum()))
     starts = np.cumsum(lengths) - lengths
     depth = np.arange(len(addresses)) - np.repeat(starts, lengths)
-    weights = np.random.default_rng(0).integers(1, 1 << 63, int(lengths.max(initial=0)) + 1, np.uint64) | np.uint64(1)
+    weights = np.cumprod(np.full(int(lengths.max(initial=0)) + 1, _HASH_FACTOR, np.uint64))
     running = np.append(np.uint64(0), np.cumsum(addresses * weights[depth], dtype=np.uint64))
     hashes = running[starts + lengths] - running[starts] + lengths.astype(np.uint64)
     _, examples, codes = np.unique(hashes, return_index=True, return_inverse=True)
