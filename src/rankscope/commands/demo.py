@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from rankscope.commands import output
+from rankscope.commands.loading import load_paths
 from rankscope.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -61,9 +62,7 @@ def run(args: Namespace) -> int:
     _say_if_slow(spec.mesh.world)
     simulation = simulate(spec, fault, noise)
     simulation.write(folder, FILE_PREFIX)
-    with output.ReadProgress() as progress:
-        trace = pipeline.load([folder], progress=progress, may_limit_memory=True)
-    report = pipeline.diagnose(trace)
+    report = pipeline.diagnose(load_paths([folder]))
     agrees = is_right(report, simulation.truth)
     if args.json:
         output.print_json(_as_record(folder, simulation, report, agrees))

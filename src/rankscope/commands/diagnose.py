@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
+from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
 from rankscope.render import RENDERERS, Options, load_renderer
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ HELP = "say what went wrong: ranked findings with their evidence"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="a trace, a folder of traces or an archive of them")
+    parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
     output.add_output_options(parser)
     output.add_file_options(parser, RENDERERS)
     parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
@@ -27,18 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         default="error",
         help="exit with 1 when a finding is at least this severe (default: error)",
     )
-    parser.add_argument("--prefix", help="read only files whose names begin so, the rest of the name being the rank")
-    parser.add_argument(
-        "--jobs", type=positive_int, metavar="N", help="processes that read files (default: one per core)"
-    )
-
-
-def positive_int(text: str) -> int:
-    from argparse import ArgumentTypeError
-
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a number of processes")
-    return int(text)
+    add_reading_options(parser)
 
 
 def run(args: Namespace) -> int:
@@ -47,8 +37,7 @@ def run(args: Namespace) -> int:
     chosen = _format(args)
     if args.output:
         output.check_writable(args.output, args.force)
-    with output.ReadProgress() as progress:
-        trace = pipeline.load(args.paths, prefix=args.prefix, jobs=args.jobs, progress=progress, may_limit_memory=True)
+    trace = load_trace(args)
     report = pipeline.diagnose(trace)
     show(report, chosen, args)
     return exit_code(report, args.fail_on)

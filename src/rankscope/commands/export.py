@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
-from rankscope.commands.diagnose import positive_int
+from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
 from rankscope.errors import OutputError, UsageError
 from rankscope.render.database_files import EXTENSIONS, FOLDER_FORMATS, FORMATS
 
@@ -21,26 +21,21 @@ OUTPUT_HELP = ".duckdb, .sqlite, .json, .pickle, or a folder of Parquet"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="a trace, a folder of traces or an archive of them")
+    parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"where to write: {OUTPUT_HELP}")
     parser.add_argument("--to", choices=FORMATS, help="the format, where the extension of OUT does not say it")
     parser.add_argument("--force", action="store_true", help="overwrite what exists")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
-    parser.add_argument("--prefix", help="read only files whose names begin so, the rest of the name being the rank")
-    parser.add_argument(
-        "--jobs", type=positive_int, metavar="N", help="processes that read files (default: one per core)"
-    )
+    add_reading_options(parser)
 
 
 def run(args: Namespace) -> int:
     chosen = database_format(args.output, args.to)
     check_destination(args.output, chosen, args.force)
-    from rankscope import pipeline
     from rankscope.model.database import connect
     from rankscope.model.tables import SCHEMA
 
-    with output.ReadProgress() as progress:
-        trace = pipeline.load(args.paths, prefix=args.prefix, jobs=args.jobs, progress=progress, may_limit_memory=True)
+    trace = load_trace(args)
     n_rows = save_database(connect(trace), {name: name for name in SCHEMA}, args.output, chosen)
     if args.json:
         output.print_json({"path": args.output, "format": chosen, "n_rows": n_rows})

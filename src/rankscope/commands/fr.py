@@ -7,8 +7,9 @@ from argparse import SUPPRESS, ArgumentTypeError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.commands import output
-from rankscope.commands.diagnose import exit_code, next_command, positive_int
+from rankscope.commands.diagnose import exit_code, next_command
 from rankscope.commands.export import OUTPUT_HELP, check_destination, database_format, report_written, save_database
+from rankscope.commands.loading import PREFIX_HELP, add_jobs_option, load_trace, positive_int
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
     parser.add_argument("-o", "--output", metavar="OUT", help=f"write the flat database: {OUTPUT_HELP}")
     parser.add_argument("--force", action="store_true", help="overwrite OUT when it exists")
-    _add_flag(
-        parser, "-p", "--prefix", help="read only files whose names begin so, the rest of the name being the rank"
-    )
+    _add_flag(parser, "-p", "--prefix", help=PREFIX_HELP)
     _add_flag(parser, "--allow-incomplete-ranks", action="store_true", help="do not warn of ranks without a dump")
     _add_flag(
         parser,
@@ -68,9 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     _add_flag(parser, "--group-world-size", type=positive_int, metavar="N", help="ranks of one torchft replica")
     output.add_output_options(parser)
-    parser.add_argument(
-        "--jobs", type=positive_int, metavar="N", help="processes that read files (default: one per core)"
-    )
+    add_jobs_option(parser)
 
 
 def _add_flag(parser: ArgumentParser, *names: str, **options: Any) -> None:
@@ -105,7 +102,7 @@ def run(args: Namespace) -> int:
     destination = database_format(args.output) if args.output else ""
     if destination:
         check_destination(args.output, destination, args.force)
-    trace = _load(args)
+    trace = load_trace(args, _replica_shift(args.group_world_size) if args.transform_ft else None)
     selection = _select(trace, args)
     code = (
         _print_entries(trace, selection, args) if args.just_print_entries else _print_analysis(trace, selection, args)
@@ -113,21 +110,6 @@ def run(args: Namespace) -> int:
     if destination:
         _save(trace, destination, args.output)
     return code
-
-
-def _load(args: Namespace) -> Trace:
-    from rankscope import pipeline
-
-    transform = _replica_shift(args.group_world_size) if args.transform_ft else None
-    with output.ReadProgress() as progress:
-        return pipeline.load(
-            args.paths,
-            prefix=args.prefix,
-            jobs=args.jobs,
-            progress=progress,
-            transform=transform,
-            may_limit_memory=True,
-        )
 
 
 def _replica_shift(replica_size: int) -> Callable[[Trace], None]:

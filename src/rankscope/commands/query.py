@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from rankscope.commands import output
-from rankscope.commands.diagnose import positive_int
+from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
 from rankscope.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -22,16 +22,13 @@ _QUOTED = re.compile(r'"([^"]+)"|name (\w+)')
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="a trace, a folder of traces or an archive of them")
+    parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
     parser.add_argument("sql", metavar="SQL", help="the statement, in DuckDB's dialect; see rankscope tables")
     parser.add_argument("--format", choices=FORMATS, help="how to print the rows (default: table)")
     parser.add_argument("--json", action="store_true", help="the same as --format json")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE: .json, .csv, .parquet or .txt")
     parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
-    parser.add_argument("--prefix", help="read only files whose names begin so, the rest of the name being the rank")
-    parser.add_argument(
-        "--jobs", type=positive_int, metavar="N", help="processes that read files (default: one per core)"
-    )
+    add_reading_options(parser)
 
 
 def run(args: Namespace) -> int:
@@ -40,11 +37,9 @@ def run(args: Namespace) -> int:
         output.check_writable(args.output, args.force)
     from duckdb import Error
 
-    from rankscope import pipeline
     from rankscope.model.database import connect, named_tables
 
-    with output.ReadProgress() as progress:
-        trace = pipeline.load(args.paths, prefix=args.prefix, jobs=args.jobs, progress=progress, may_limit_memory=True)
+    trace = load_trace(args)
     connection = connect(trace, only=named_tables(args.sql))
     try:
         if chosen == "parquet":

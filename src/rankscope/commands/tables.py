@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankscope.commands import output
-from rankscope.commands.diagnose import positive_int
+from rankscope.commands.loading import add_reading_options, load_trace
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -17,10 +17,7 @@ HELP = "list every table and column that query and export know"
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="*", help="traces whose rows are to be counted")
     output.add_output_options(parser)
-    parser.add_argument("--prefix", help="read only files whose names begin so, the rest of the name being the rank")
-    parser.add_argument(
-        "--jobs", type=positive_int, metavar="N", help="processes that read files (default: one per core)"
-    )
+    add_reading_options(parser)
 
 
 def run(args: Namespace) -> int:
@@ -33,11 +30,9 @@ def run(args: Namespace) -> int:
 
 
 def _count_rows(args: Namespace) -> dict[str, int]:
-    from rankscope import pipeline
     from rankscope.model.tables import SCHEMA
 
-    with output.ReadProgress() as progress:
-        trace = pipeline.load(args.paths, prefix=args.prefix, jobs=args.jobs, progress=progress, may_limit_memory=True)
+    trace = load_trace(args)
     return {name: len(trace.table(name)) for name in SCHEMA}
 
 
