@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from analyze.building import Setting, alarms, effects, findings, found, job, lines, root_cause, verdict
+from rankscope.analyze.divergence import find_divergences
 
 DONE = "dp:1 all_reduce [8] done @loop.py:10"
 NEXT = "dp:1 all_reduce [8] @loop.py:20"
@@ -172,6 +173,7 @@ def test_a_repeated_call_is_named() -> None:
     assert cause.evidence.facts["what"] == "repeated"
     assert cause.title == "rank 2 made one call too many: all_reduce [8] f32 in step (loop.py:11)"
     assert lines(cause)[0] == 11
+    assert [divergence.kind for divergence in find_divergences(trace)] == ["extra"]
 
 
 def test_a_skip_that_shows_as_a_mismatch_is_still_a_skip() -> None:
@@ -244,14 +246,16 @@ def test_a_difference_in_state_is_no_finding() -> None:
 
 def test_the_earliest_divergence_is_the_cause_and_a_later_mismatch_its_effect() -> None:
     whole = STEP * 3
-    after = "w:2 all_reduce [16] @loop.py:40"
-    odd = "w:2 barrier @loop.py:41"
+    after = "w:0 all_reduce [16] @loop.py:40"
+    odd = "w:0 barrier @loop.py:41"
     programs = {rank: [*whole, after] for rank in range(4)}
     programs[1] = [*whole[:4], *whole[5:], after]
     programs[3] = [*whole, odd]
     trace = job(programs)
     assert verdict(trace)[:2] == ("call-skipped", (1,))
     assert ("op-mismatch", (3,)) in [(effect.rule, effect.ranks) for effect in effects(trace)]
+    # By time, not by number of the group.
+    assert [divergence.kind for divergence in find_divergences(trace)] == ["skip", "op"]
 
 
 def test_ranks_blocked_behind_the_group_are_counted() -> None:

@@ -232,3 +232,11 @@ def test_the_last_to_join_is_named_with_its_time() -> None:
     row = match_at(job({0: ["dp:1 all_reduce +5"], 1: ["dp:1 all_reduce +40"], 2: ["dp:1 all_reduce +7"]}), 1)
     assert (row["last_rank"], row["last_created_ns"] - row["first_created_ns"]) == (1, 35 * MS)
     assert row["first_created_ns"] == START_NS + 5 * MS
+
+
+def test_a_job_of_transfers_alone_is_matched() -> None:
+    assert transfers(job({0: ["pp:1 send>1 done"], 1: ["pp:1 recv<0 done"]})) == [(0, 1, 1, 2)]
+
+
+def test_a_job_without_calls_has_no_matches() -> None:
+    assert len(job({0: [], 1: []}).table("matches")) == 0

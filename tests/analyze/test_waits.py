@@ -300,3 +300,9 @@ def test_a_stall_that_follows_from_a_stuck_rank_is_its_effect() -> None:
     trace = job(programs)
     assert verdict(trace) == ("rank-stuck", (1,), "certain")
     assert "collective-stalled" in [effect.rule for effect in effects(trace)]
+
+
+def test_a_member_whose_call_was_evicted_may_have_made_another_one() -> None:
+    setting = Setting(config={"1": [(0, 1, 2)]}, dropped={1: 50}, counters={(1, "1"): (6, 5)})
+    call = "dp:1 all_reduce #6 @loop.py:20"
+    assert verdict(job({0: [call], 1: [], 2: [call]}, setting)) == ("collective-stalled", (1,), "possible")

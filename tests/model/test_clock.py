@@ -58,7 +58,7 @@ def test_the_median_host_is_the_measure() -> None:
 
 def test_single_late_notices_do_not_move_the_clock() -> None:
     moments = notices([0.0, 0.0, 2.0, 0.0])
-    moments[2, ::9] += 3 * SECOND  # its watchdog hung now and then
+    moments[2, ::9] += 60 * SECOND  # its watchdog hung now and then
     found = estimate_offsets(["a", "b", "c", "d"], moments)
     assert abs(found.offset_ns[2] - 2 * SECOND) < POLL_NS
 
