@@ -99,7 +99,8 @@ def p2p_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
 
 def _describe_transfer(view: JobView, cause: Cause) -> Finding:
     departure = cause.departure
-    assert departure is not None
+    if departure is None:
+        return _describe_unpaired(view, cause)
     has_skipped = departure.shift.kind == "skipped"
     wrong = departure.expected.rows[0] if has_skipped else departure.row
     peers = [rank for call in cause.calls for rank in call.waiting if rank not in cause.ranks]
@@ -126,3 +127,18 @@ def _describe_transfer(view: JobView, cause: Cause) -> Finding:
     return make_finding(
         view, cause, title, evidence, "compare the schedule of sends and receives of the two ranks at this point"
     )
+
+
+def _describe_unpaired(view: JobView, cause: Cause) -> Finding:
+    row = cause.culprit_row
+    site = site_text(view, row)
+    title = f"rank {cause.ranks[0]} waits in {call_text(view, row)}" + (f" in {site}" if site else "")
+    evidence = make_evidence(
+        view,
+        cause,
+        0,
+        certain=("its other side is not recorded",),
+        likely=("nobody made the counterpart of this transfer",),
+        stacks=stack_groups(view, [row], "waiting"),
+    )
+    return make_finding(view, cause, f"{title}, from or to an unknown rank", evidence, "find out who should answer it")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rankscope.analyze.evidence import dtype_text, group_text, shape_text, stack_groups
 from rankscope.analyze.registry import Effect, rule
@@ -67,25 +67,24 @@ def size_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
 
 def _describe_size(view: JobView, cause: Cause) -> Finding:
     if cause.divergence is None:
-        return _transfer_sizes(view, cause)
+        return _describe_transfer(view, cause, shape_text, "size")
     op = view.calls.text("op")[cause.peer_row]
     culprit, peer = (shape_text(view, row) for row in (cause.culprit_row, cause.peer_row))
     title = _title(view, cause, f"called {op} with", culprit, peer)
     return _mismatch(view, cause, title, "give the tensor the same size on all ranks of the group")
 
 
-def _transfer_sizes(view: JobView, cause: Cause) -> Finding:
+def _describe_transfer(view: JobView, cause: Cause, describe: Callable[[JobView, int], str], what: str) -> Finding:
     """A send and its receive that do not fit."""
     rows = sorted(view.rows_of_match(cause.match).tolist(), key=lambda row: view.calls.text("op")[row])
     receiver, sender = rows[0], rows[-1]
     title = (
-        f"rank {int(view.rank[sender])} sends {shape_text(view, sender)} and rank {int(view.rank[receiver])} "
-        f"expects {shape_text(view, receiver)}"
+        f"rank {int(view.rank[sender])} sends {describe(view, sender)} and rank {int(view.rank[receiver])} "
+        f"expects {describe(view, receiver)}"
     )
-    evidence = make_evidence(
-        view, cause, 2, certain=("a receive completes only with a send of its size",), stacks=stack_groups(view, rows)
-    )
-    return make_finding(view, cause, title, evidence, "make both sides agree on the shape before the transfer")
+    certain = (f"a receive completes only with a send of its {what}",)
+    evidence = make_evidence(view, cause, 2, certain=certain, stacks=stack_groups(view, rows))
+    return make_finding(view, cause, title, evidence, f"make both sides agree on the {what} before the transfer")
 
 
 @rule("H104", "dtype-mismatch", needs=NEEDS)
@@ -106,6 +105,8 @@ def dtype_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 def _describe_dtype(view: JobView, cause: Cause) -> Finding:
+    if cause.divergence is None:
+        return _describe_transfer(view, cause, dtype_text, "type")
     op = view.calls.text("op")[cause.peer_row]
     culprit, peer = (dtype_text(view, row) for row in (cause.culprit_row, cause.peer_row))
     title = _title(view, cause, f"called {op} with", culprit, peer)

@@ -132,6 +132,8 @@ def _describe_stuck(view: JobView, cause: Cause) -> Finding:
     )
     call, n_peers = call_text(view, cause.peer_row), len(peers)
     title = f"{ranks_phrase(cause.ranks)} never reached {call} that {count_noun(n_peers, 'peer')} {waits(n_peers)} in"
+    if view.is_p2p[cause.peer_row]:
+        title = f"{ranks_phrase(cause.ranks)} never answered {ranks_phrase(peers)}, which {waits(n_peers)} in {call}"
     where = f"what rank {cause.ranks[0]} does after that line"
     return make_finding(view, cause, title, evidence, f"find out {where}: py-spy dump --pid, its standard error")
 

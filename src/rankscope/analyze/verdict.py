@@ -65,6 +65,7 @@ def find_causes(trace: Trace) -> list[Cause]:
             [*_from_unknown(view, graph), *_from_complete(view, graph, {cause.match for cause in diverged})],
             key=lambda cause: cause.time_ns,
         ),
+        *_from_unpaired(view, graph),
     ]
     if not ordered:
         return list(_silent_losses(view))
@@ -297,7 +298,7 @@ def _from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Itera
         # Counters show that they joined, but what they called is lost: it may not have fitted.
         unseen = members - joined
         yield Cause(
-            rule="size-mismatch" if n_signatures[call.match] > 1 else "collective-stalled",
+            rule=_uneven_rule(view, call) if n_signatures[call.match] > 1 else "collective-stalled",
             ranks=tuple(sorted(unseen or _not_started(view, call) or members)),
             group=call.group,
             seq=call.seq,
@@ -307,6 +308,26 @@ def _from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Itera
             culprit_row=row,
             peer_row=row,
             calls=(call,),
+        )
+
+
+def _uneven_rule(view: JobView, call: WaitingCall) -> str:
+    sizes = set(view.signatures.size[view.rows_of_match(call.match)].tolist())
+    return "size-mismatch" if len(sizes) > 1 else "dtype-mismatch"
+
+
+def _from_unpaired(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
+    """Transfers whose other side is not recorded (a receive from anyone): all that is known is that they wait."""
+    rows = [row for rank, row in view.first_waiting.items() if rank not in graph.call_of_rank]
+    for row in sorted(rows, key=lambda row: int(view.created[row])):
+        yield Cause(
+            rule="p2p-unmatched",
+            ranks=(int(view.rank[row]),),
+            group=int(view.group[row]),
+            seq=int(view.seq[row]),
+            certainty="possible",
+            time_ns=int(view.created[row]),
+            culprit_row=row,
         )
 
 
