@@ -18,7 +18,7 @@ PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 help:
 	@echo "make demo    simulate a hung 64-rank job in ./demo and diagnose it"
 	@echo "make test    everything: lint, types, all tests, real torch jobs included"
-	@echo "make check   lint, types and the tests that need no torch"
+	@echo "make check   lint, types and the quick tests, none of which needs torch"
 	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
 	@echo "make bench   measure against torchfrtrace on this machine"
 	@echo "make clean   remove the environment and all caches"
@@ -31,7 +31,7 @@ test: $(WITH_TORCH) lint
 	$(PYTEST)
 
 check: lint
-	$(PYTEST) -m "not e2e"
+	$(PYTEST) -m "not e2e and not slow"
 
 lint: $(CHECKER)
 	$(BIN)/ruff check .

@@ -10,6 +10,8 @@ from analyze.verdicts import Case, diagnose, first_error, place
 from rankscope.model.finding import Finding, Report
 from rankscope.simulate import FAULTS, Fault, JobSpec, Mesh, Simulation, Truth, simulate
 
+pytestmark = pytest.mark.slow
+
 N_CASES = 36
 HANGS = tuple(kind for kind in FAULTS if kind != "straggler")
 

@@ -25,6 +25,8 @@ from read.dumps import (
     write_dump,
 )
 
+pytestmark = pytest.mark.slow
+
 resource = pytest.importorskip("resource")
 
 CULPRIT = 2

@@ -24,6 +24,8 @@ from read.dumps import (
     write_dump,
 )
 
+pytestmark = pytest.mark.slow
+
 HARMLESS_BYTES = 512 * MEGABYTE
 HARMLESS_SECONDS = 5
 KINDS = list(hostile.command_pickles(Path("marker")))

@@ -351,7 +351,9 @@ def _concat_text(parts: Sequence[Text]) -> Text:
     for part in parts:
         lookup = np.fromiter((pool.setdefault(value, len(pool)) for value in part.values), np.int32, len(part.values))
         codes.append(lookup[part.codes] if len(lookup) else part.codes)
-    return Text(np.concatenate(codes) if codes else np.empty(0, np.int32), list(pool))
+    # Most columns have few distinct values: one byte per row instead of four.
+    small = np.min_scalar_type(len(pool))
+    return Text(np.concatenate([part.astype(small) for part in codes]) if codes else np.empty(0, small), list(pool))
 
 
 @dataclass
