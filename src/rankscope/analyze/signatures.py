@@ -48,8 +48,8 @@ def call_signatures(calls: Table, stacks: Table, frames: Table) -> Signatures:
     points = user_points(stacks, frames)
     point = points[calls.array("stack_id")].astype(np.int64) if len(calls) else np.empty(0, np.int64)
     token = whole * (int(points.max(initial=0)) + 2) + point + 1
-    op, size, dtype, small_point = (codes.astype(np.int32) for codes in (op_codes, size_codes, dtype_codes, point))
-    return Signatures(op, size, dtype, whole, small_point, token)
+    codes = [part.astype(np.int32) for part in (op_codes, size_codes, dtype_codes, point)]
+    return Signatures(codes[0], codes[1], codes[2], whole, codes[3], token)
 
 
 def _combine(codes: list[Array]) -> tuple[Array, Array]:
