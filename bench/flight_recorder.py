@@ -1,6 +1,6 @@
 """Measures rankscope, torchfrtrace and plain unpickling on the same simulated Flight Recorder dumps.
 
-python bench/flight_recorder.py                  all cases, about six minutes
+python bench/flight_recorder.py                  all cases, about a quarter of an hour
 python bench/flight_recorder.py --quick          one small case, to see that everything runs
 python bench/flight_recorder.py --write          puts the tables into bench/README.md
 """
@@ -31,7 +31,7 @@ MARKERS = ("<!-- measured: begin -->", "<!-- measured: end -->")
 
 FRAMES_PER_ENTRY = 12
 # Runs shorter than this are repeated and the best counts, as other work on the machine only ever adds time.
-SHORT_SECONDS = 20.0
+SHORT_SECONDS = 60.0
 REPEATS = 3
 # A scan per look-up makes torchfrtrace quadratic in the number of entries at worst; noise must not claim more.
 MAX_GROWTH = 2.0
@@ -313,7 +313,8 @@ def _table(results: Sequence[Result], start_up: Mapping[str, float]) -> list[str
         cells = [
             result.case.name,
             f"{result.dump_bytes / 1e6:.0f} MB",
-            f"{each.cpu_s:.2f} s ({no_gc.cpu_s:.2f} s), {each.peak_bytes / 1e6:.0f} MB ({kept.peak_bytes / 1e6:,.0f} MB)",
+            f"{each.cpu_s:.2f} s ({no_gc.cpu_s:.2f} s), "
+            f"{each.peak_bytes / 1e6:.0f} MB ({kept.peak_bytes / 1e6:,.0f} MB)",
             f"{own.cpu_s:.2f} s, {own.peak_bytes / 1e6:,.0f} MB",
             _torchfrtrace_cell(result),
             f"{result.times_less_cpu:.1f}" if result.times_less_cpu else "",
