@@ -66,12 +66,16 @@ def size_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 def _describe_size(view: JobView, cause: Cause) -> Finding:
+    return _describe_argument(view, cause, shape_text, "size")
+
+
+def _describe_argument(view: JobView, cause: Cause, describe: Callable[[JobView, int], str], what: str) -> Finding:
+    """The same operation with another size or type of its tensor."""
     if cause.divergence is None:
-        return _describe_transfer(view, cause, shape_text, "size")
+        return _describe_transfer(view, cause, describe, what)
     op = view.calls.text("op")[cause.peer_row]
-    culprit, peer = (shape_text(view, row) for row in (cause.culprit_row, cause.peer_row))
-    title = _title(view, cause, f"called {op} with", culprit, peer)
-    return _mismatch(view, cause, title, "give the tensor the same size on all ranks of the group")
+    title = _title(view, cause, f"called {op} with", describe(view, cause.culprit_row), describe(view, cause.peer_row))
+    return _mismatch(view, cause, title, f"give the tensor the same {what} on all ranks of the group before the call")
 
 
 def _describe_transfer(view: JobView, cause: Cause, describe: Callable[[JobView, int], str], what: str) -> Finding:
@@ -105,12 +109,7 @@ def dtype_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 def _describe_dtype(view: JobView, cause: Cause) -> Finding:
-    if cause.divergence is None:
-        return _describe_transfer(view, cause, dtype_text, "type")
-    op = view.calls.text("op")[cause.peer_row]
-    culprit, peer = (dtype_text(view, row) for row in (cause.culprit_row, cause.peer_row))
-    title = _title(view, cause, f"called {op} with", culprit, peer)
-    return _mismatch(view, cause, title, "cast the tensor to the same type on all ranks before the call")
+    return _describe_argument(view, cause, dtype_text, "type")
 
 
 def _title(view: JobView, cause: Cause, verb: str, culprit: str, peer: str) -> str:
