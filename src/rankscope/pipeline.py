@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rankscope.analyze import run_rules
 from rankscope.analyze.clocks import align_clocks
 from rankscope.analyze.groups import resolve_groups
 from rankscope.analyze.matching import match_collectives
+from rankscope.analyze.metrics import table_makers
 from rankscope.analyze.view import derived, signatures_of
 from rankscope.model.finding import SCHEMA_NAME, Capture, Report
 from rankscope.model.tables import Trace
-from rankscope.read.capture import Options, Progress, read_capture
+from rankscope.read.capture import Options, ReadSettings, read_capture
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 
 def load(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    prefix: str | None = None,
-    jobs: int | None = None,
-    progress: Progress | None = None,
     transform: Callable[[Trace], None] | None = None,
-    may_limit_memory: bool = False,
+    **settings: Unpack[ReadSettings],
 ) -> Trace:
     """Reads every trace at the given paths and matches what belongs together.
 
     `transform` may change the tables as they were read, before groups are resolved. `may_limit_memory` is for programs
     that own their process: while it reads, a hostile file then cannot make it take all the memory there is.
+    `cache` is the folder that keeps the tables of large traces for the next run; without it they live as long as this
+    process. `with_stacks` also reads the Python functions of profiler traces.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    trace = read_capture([os.fspath(path) for path in given], Options(prefix, jobs, progress, may_limit_memory))
+    trace = read_capture([os.fspath(path) for path in given], Options(**settings))
+    trace.makers = table_makers()
     if transform is not None:
         transform(trace)
     trace.tables.update(resolve_groups(trace))
@@ -47,7 +52,7 @@ def diagnose(trace: Trace) -> Report:
 
 def describe_capture(trace: Trace) -> Capture:
     files, ranks, calls = trace.table("files"), trace.table("ranks"), trace.table("collectives")
-    present = set(ranks.array("rank").tolist())
+    present = {*ranks.array("rank").tolist(), *trace.table("profiles").array("rank").tolist()}
     members = set(trace.table("group_members").array("rank").tolist())
     sources: dict[str, int] = {}
     for name, status in zip(files.text("source").tolist(), files.text("status").tolist(), strict=True):

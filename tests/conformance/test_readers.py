@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 
 from conformance.foreign import CONTENTS
 from rankscope.errors import BadFileError
-from rankscope.model.tables import SCHEMA, Table, Text
+from rankscope.model.database import load_table
+from rankscope.model.tables import SCHEMA, Part, Table, Text, Trace
 from rankscope.read import READERS, Reader, own_readers
 from rankscope.read.files import Source, name_source
 
@@ -35,11 +37,18 @@ def source_of(path: Path) -> Source:
 
 
 def read(name: str, path: Path) -> list[Table]:
-    return list(_READERS[name].read(source_of(path)))
+    """All tables of a file; those that come as parts are loaded."""
+    with TemporaryDirectory() as folder:
+        results = list(_READERS[name].read(replace(source_of(path), workspace=str(Path(folder, "entry")))))
+        tables = [result for result in results if isinstance(result, Table)]
+        parts = [result for result in results if isinstance(result, Part)]
+        return [*tables, *(load_table(Trace((), {}, {part.table: [part]}), part.table) for part in parts)]
 
 
 def plain(table: Table) -> tuple[str, dict[str, list[object]]]:
-    return table.name, {column: list(values.tolist()) for column, values in table.columns.items()}
+    """Comparable: a missing float is equal to another one here."""
+    lists = {column: values.tolist() for column, values in table.columns.items()}
+    return table.name, {name: [None if value != value else value for value in values] for name, values in lists.items()}
 
 
 @each_reader

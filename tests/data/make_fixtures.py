@@ -1,7 +1,8 @@
-"""Writes the small dumps in tests/data/flight_recorder: `python tests/data/make_fixtures.py`.
+"""Writes the small files in tests/data/flight_recorder and tests/data/kineto: `python tests/data/make_fixtures.py`.
 
 They hold what the reader meets in the field: each layout of the format, both encodings, compression, batches of
-transfers, durations. Equal code gives equal bytes.
+transfers, durations; the layouts of two generations of profilers, and one without line breaks. Equal code gives
+equal bytes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.simulate import Fault, JobSpec, Mesh, Noise, simulate
+from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 from rankscope.simulate.recorder import to_json
 from rankscope.simulate.sites import EXAMPLE
 
-FOLDER = Path(__file__).parent / "flight_recorder"
+DATA = Path(__file__).parent
 # Enough for every kind of call that one step makes, transfers in batches among them.
 RING = 24
 
@@ -40,9 +42,19 @@ def _without_local_paths(dump: dict[str, Any]) -> dict[str, Any]:
     return dump
 
 
-def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
-    contents = {
+def make_traces() -> dict[str, bytes]:
+    """Profiler traces of three ranks of a small job, one step each."""
+    spec = ProfileSpec(data_parallel=3, ranks_per_host=1, n_steps=1, n_layers=1, n_microbatches=1)
+    simulation = simulate_profile(spec)
+    return {
+        "kineto_trace_0.json.gz": gzip.compress(simulation.text(0, layout="classic").encode(), mtime=0),
+        "rank-1.pt.trace.json.gz": gzip.compress(simulation.text(1, layout="wide").encode(), mtime=0),
+        "kineto_trace_2.json": simulation.text(2, layout="minified").encode(),
+    }
+
+
+def make_dumps() -> dict[str, bytes]:
+    return {
         "nccl_trace_rank_0": pickle.dumps(make_dump(0, "2.10"), protocol=2),
         "comm_lib_trace_rank_node02_1": pickle.dumps(make_dump(1, "2.10", timing=True), protocol=2),
         "_dump_2.gz": gzip.compress(pickle.dumps(make_dump(2, "2.7"), protocol=2), mtime=0),
@@ -51,8 +63,13 @@ def main() -> None:
         "nccl_trace_rank_5": pickle.dumps(make_dump(1, "1.0"), protocol=2),
         "rank_6.json": json.dumps(to_json(make_dump(2, "2.10", timing=True))).encode(),
     }
-    for name, content in contents.items():
-        (FOLDER / name).write_bytes(content)
+
+
+def main() -> None:
+    for folder, contents in {"flight_recorder": make_dumps(), "kineto": make_traces()}.items():
+        (DATA / folder).mkdir(exist_ok=True)
+        for name, content in contents.items():
+            (DATA / folder / name).write_bytes(content)
 
 
 if __name__ == "__main__":

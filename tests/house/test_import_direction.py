@@ -36,9 +36,13 @@ def room_of_import(name: str) -> str | None:
     return room if package == "rankscope" and room and is_room else None
 
 
+NEWER_STANDARD_LIBRARY = {"compression"}  # Python 3.14
+
+
 def third_party(source: SourceFile, tree: ast.AST | None = None) -> list[tuple[int, str]]:
     found = ((line, name.partition(".")[0]) for line, name in imported_modules(source, tree))
-    return [(line, top) for line, top in found if top not in sys.stdlib_module_names and top != "rankscope"]
+    known = {*sys.stdlib_module_names, *NEWER_STANDARD_LIBRARY, "rankscope"}
+    return [(line, top) for line, top in found if top not in known]
 
 
 def declared_dependencies() -> set[str]:

@@ -12,7 +12,7 @@ from rankscope.model.database import connect, forbid_outside_access, named_table
 from rankscope.model.replicas import shift_replica_ranks
 from rankscope.model.tables import SCHEMA, Table, Trace
 
-SQL_KINDS = {"text": "VARCHAR", "bool": "BOOLEAN", "int32": "INTEGER", "int64": "BIGINT"}
+SQL_KINDS = {"text": "VARCHAR", "bool": "BOOLEAN", "int32": "INTEGER", "int64": "BIGINT", "float64": "DOUBLE"}
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_query_reaches_nothing_outside(sql: str, trace: Trace, tmp_path: Path)
     calls_of_this_test = [{"a": 1}]
     (tmp_path / "secret.csv").write_text("a\n1\n")
     connection = connect(trace)
-    forbid_outside_access(connection)
+    forbid_outside_access(connection, trace)
     with pytest.raises(duckdb.Error):
         rows(connection, sql.format(secret=tmp_path / "secret.csv", folder=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
@@ -101,7 +101,7 @@ def test_a_query_reaches_nothing_outside(sql: str, trace: Trace, tmp_path: Path)
 def test_one_file_can_be_allowed(trace: Trace, tmp_path: Path) -> None:
     connection = connect(trace)
     allowed, other = tmp_path / "o'ne.csv", tmp_path / "other.csv"
-    forbid_outside_access(connection, may_write=str(allowed))
+    forbid_outside_access(connection, trace, may_write=str(allowed))
     rows(connection, f"COPY (SELECT 1 AS a) TO '{str(allowed).replace(chr(39), chr(39) * 2)}' (FORMAT csv)")
     assert allowed.read_text() == "a\n1\n"
     with pytest.raises(duckdb.PermissionException):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankscope.commands import output
 from rankscope.commands.diagnose import exit_code, next_command
 from rankscope.commands.export import OUTPUT_HELP, check_destination, database_format, report_written, save_database
-from rankscope.commands.loading import PREFIX_HELP, add_jobs_option, load_trace, positive_int
+from rankscope.commands.loading import PREFIX_HELP, add_scale_options, load_trace, positive_int
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     _add_flag(parser, "--group-world-size", type=positive_int, metavar="N", help="ranks of one torchft replica")
     output.add_output_options(parser)
-    add_jobs_option(parser)
+    add_scale_options(parser)
 
 
 def _add_flag(parser: ArgumentParser, *names: str, **options: Any) -> None:

@@ -1,7 +1,8 @@
-"""How the commands read traces: the options that choose the files, and the progress bar meanwhile."""
+"""How the commands read traces: the options that choose what is read and where, and the progress bar meanwhile."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,22 +10,36 @@ from rankscope.commands.output import ReadProgress
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from typing import Unpack
 
     from rankscope.model.tables import Trace
+    from rankscope.read.capture import ReadSettings
 
-PATH_HELP = "a trace, a folder of traces or an archive of them"
+PATH_HELP = "a trace, a folder of traces or an archive of them, here or at a URL"
 PREFIX_HELP = "read only files whose names begin so, the rest of the name being the rank"
 
 
 def add_reading_options(parser: ArgumentParser) -> None:
     parser.add_argument("--prefix", help=PREFIX_HELP)
-    add_jobs_option(parser)
+    add_scale_options(parser)
 
 
-def add_jobs_option(parser: ArgumentParser) -> None:
+def add_scale_options(parser: ArgumentParser) -> None:
+    """Where files are read, and where what was made of them is kept."""
     parser.add_argument(
         "--jobs", type=positive_int, metavar="N", help="processes that read files (default: one per core)"
     )
+    parser.add_argument(
+        "--cluster", metavar="ADDRESS", help="read on a Dask cluster: the address of its scheduler, or local"
+    )
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument(
+        "--cache",
+        metavar="PLACE",
+        help="folder or URL that keeps the tables of large traces (default: $RANKSCOPE_CACHE, else in ~/.cache)",
+    )
+    kept.add_argument("--no-cache", action="store_true", help="keep nothing for the next run")
+    parser.add_argument("--stacks", action="store_true", help="also read the Python functions of profiler traces")
 
 
 def positive_int(text: str) -> int:
@@ -36,19 +51,33 @@ def positive_int(text: str) -> int:
 
 
 def load_trace(args: Namespace, transform: Callable[[Trace], None] | None = None) -> Trace:
-    return load_paths(args.paths, args.prefix, args.jobs, transform)
+    settings: ReadSettings = {"prefix": args.prefix, "jobs": args.jobs, "with_stacks": args.stacks}
+    settings["cache"] = None if args.no_cache else args.cache or default_cache()
+    if args.cluster:
+        from rankscope.scale import on_cluster
+
+        settings["cluster"] = on_cluster(args.cluster, args.jobs)
+    return load_paths(args.paths, transform, **settings)
 
 
 def load_paths(
-    paths: Sequence[str],
-    prefix: str | None = None,
-    jobs: int | None = None,
-    transform: Callable[[Trace], None] | None = None,
+    paths: Sequence[str], transform: Callable[[Trace], None] | None = None, **settings: Unpack[ReadSettings]
 ) -> Trace:
     """The process is the command's own: while it reads, its memory may be limited."""
     from rankscope import pipeline
 
     with ReadProgress() as progress:
-        return pipeline.load(
-            paths, prefix=prefix, jobs=jobs, progress=progress, transform=transform, may_limit_memory=True
-        )
+        settings["progress"], settings["may_limit_memory"] = progress, True
+        return pipeline.load(paths, transform=transform, **settings)
+
+
+def default_cache() -> str | None:
+    """$RANKSCOPE_CACHE, else a folder among the user's caches; None where that cannot be written, as in containers."""
+    chosen = os.environ.get("RANKSCOPE_CACHE")
+    if chosen:
+        return chosen
+    folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "rankscope")
+    existing = folder
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing) or os.curdir
+    return folder if os.access(existing, os.W_OK) else None

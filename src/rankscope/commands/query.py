@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from duckdb import DuckDBPyConnection
 
+    from rankscope.model.tables import Trace
+
 HELP = "run SQL on the merged tables of all ranks"
 FORMATS = ("table", "json", "csv", "parquet")
 _BATCH_ROWS = 10_000
@@ -43,9 +45,9 @@ def run(args: Namespace) -> int:
     connection = connect(trace, only=named_tables(args.sql))
     try:
         if chosen == "parquet":
-            _write_parquet(connection, args)
+            _write_parquet(connection, trace, args)
         else:
-            _write_rows(connection, chosen, args)
+            _write_rows(connection, trace, chosen, args)
     except Error as error:
         raise _as_usage_error(error, connection) from error
     return 0
@@ -63,7 +65,7 @@ def _format(args: Namespace) -> str:
     return asked or "table"
 
 
-def _write_parquet(connection: DuckDBPyConnection, args: Namespace) -> None:
+def _write_parquet(connection: DuckDBPyConnection, trace: Trace, args: Namespace) -> None:
     import os
 
     from duckdb import IOException
@@ -73,7 +75,7 @@ def _write_parquet(connection: DuckDBPyConnection, args: Namespace) -> None:
 
     path = os.path.abspath(args.output)
     part = f"{path}.part-{os.getpid()}"
-    forbid_outside_access(connection, may_write=part)
+    forbid_outside_access(connection, trace, may_write=part)
     try:
         connection.execute(f"COPY ({_inner(args.sql)}) TO {quote_text(part)} (FORMAT parquet)").fetchall()
         os.replace(part, path)
@@ -86,10 +88,10 @@ def _write_parquet(connection: DuckDBPyConnection, args: Namespace) -> None:
     _say_written(args.output)
 
 
-def _write_rows(connection: DuckDBPyConnection, chosen: str, args: Namespace) -> None:
+def _write_rows(connection: DuckDBPyConnection, trace: Trace, chosen: str, args: Namespace) -> None:
     from rankscope.model.database import forbid_outside_access
 
-    forbid_outside_access(connection)
+    forbid_outside_access(connection, trace)
     heads, batches = _run_sql(connection, args.sql)
     lines = _lines(chosen, heads, batches, to_file=bool(args.output))
     if args.output:

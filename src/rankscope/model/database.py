@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rankscope.model.schema import PART_KEYS
 from rankscope.model.sql import quote_name, quote_text
-from rankscope.model.tables import MISSING, SCHEMA, Array, Column, Table, TableSpec, Text, Trace
+from rankscope.model.tables import MISSING, SCHEMA, Array, Column, Part, Table, TableSpec, Text, Trace
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -15,6 +19,21 @@ if TYPE_CHECKING:
 _SQL_TYPES = {"text": "VARCHAR", "bool": "BOOLEAN", "int8": "TINYINT", "int32": "INTEGER", "int64": "BIGINT"}
 _SQL_TYPES |= {"float32": "FLOAT", "float64": "DOUBLE"}
 _WORD = re.compile(r"\w+")
+_PARTS = "_parts"  # which file and rank each Parquet part belongs to
+
+
+def database(trace: Trace) -> DuckDBPyConnection:
+    """The one connection that the analyses of a trace share. Derived tables appear in it once they have been made."""
+    if database not in trace.derived:
+        trace.derived[database] = connect(trace, only=(*trace.tables, *trace.parts)), dict(trace.tables)
+    connection, shown = trace.derived[database]
+    for name, table in trace.tables.items():
+        if shown.get(name) is not table:
+            kind = "VIEW" if len(shown.get(name, ())) else "TABLE"
+            connection.execute(f"DROP {kind} {quote_name(name)}").fetchall()
+            _create_view(connection, table) if len(table) else connection.execute(_create_statement(SCHEMA[name]))
+            shown[name] = table
+    return connection  # type: ignore[no-any-return]
 
 
 def connect(trace: Trace, only: Collection[str] | None = None) -> DuckDBPyConnection:
@@ -25,9 +44,15 @@ def connect(trace: Trace, only: Collection[str] | None = None) -> DuckDBPyConnec
     import duckdb
 
     connection = duckdb.connect(":memory:")
+    connection.execute(f"SET temp_directory = {quote_text(_spill_folder())}").fetchall()
+    _register_remote_files(connection, trace)
+    _register_parts(connection, trace)
     for spec in SCHEMA.values():
-        table = trace.table(spec.name)
-        if len(table) and (only is None or spec.name in only):
+        if only is not None and spec.name not in only:
+            connection.execute(_create_statement(spec)).fetchall()
+        elif spec.name in trace.parts:
+            connection.execute(_parts_view(spec, trace.parts[spec.name])).fetchall()
+        elif len(table := trace.table(spec.name)):
             _create_view(connection, table)
         else:
             connection.execute(_create_statement(spec)).fetchall()
@@ -40,13 +65,87 @@ def named_tables(sql: str) -> set[str]:
     return {name for name in SCHEMA if name in words}
 
 
-def forbid_outside_access(connection: DuckDBPyConnection, may_write: str = "") -> None:
-    """From here on SQL reaches neither files nor the network, but for the one file named; there is no way back."""
-    connection.execute("SET python_enable_replacements = false").fetchall()
+def forbid_outside_access(connection: DuckDBPyConnection, trace: Trace, may_write: str = "") -> None:
+    """From here on SQL reaches the trace's own parts alone, and the one file to be written; there is no way back."""
+    allowed = [part.path for parts in trace.parts.values() for part in parts]
     if may_write:
-        connection.execute(f"SET allowed_paths = [{quote_text(may_write)}]").fetchall()
+        allowed.append(may_write)
+    connection.execute("SET python_enable_replacements = false").fetchall()
+    if allowed:
+        connection.execute(f"SET allowed_paths = [{', '.join(map(quote_text, allowed))}]").fetchall()
     connection.execute("SET enable_external_access = false").fetchall()
     connection.execute("SET lock_configuration = true").fetchall()
+
+
+def load_table(trace: Trace, name: str) -> Table:
+    """A large table as columns in memory."""
+    spec = SCHEMA[name]
+    missing = ", ".join(_loaded(column) for column in spec.columns)
+    rows = database(trace).execute(f"SELECT {missing} FROM {quote_name(name)}").fetchnumpy()
+    return Table(name, {column.name: _as_column(column, rows[column.name]) for column in spec.columns})
+
+
+def table_from_query(trace: Trace, name: str, sql: str, parameters: Sequence[Any] = ()) -> Table:
+    """The rows of a query as a table of the schema: each of its columns has to be among the query's."""
+    columns = ", ".join(_loaded(column) for column in SCHEMA[name].columns)
+    rows = database(trace).execute(f"SELECT {columns} FROM ({sql}\n)", list(parameters)).fetchnumpy()
+    return Table(name, {column.name: _as_column(column, rows[column.name]) for column in SCHEMA[name].columns})
+
+
+def _loaded(column: Column) -> str:
+    """As _as_column needs it: no NULL, and text as one dictionary for the whole column is made there."""
+    name = quote_name(column.name)
+    if column.kind == "bool":
+        return f"coalesce({name}, false) AS {name}"
+    if column.is_text:
+        return f"coalesce({name}, '') AS {name}"
+    if column.kind.startswith("float"):
+        return f"coalesce({name}::{_sql_type(column)}, 'nan') AS {name}"
+    return f"coalesce({name}::{_sql_type(column)}, {MISSING}) AS {name}"
+
+
+def _as_column(column: Column, values: Array) -> Array | Text:
+    if column.is_text:
+        return Text.encode(values.tolist())
+    return np.ascontiguousarray(values, dtype=column.kind)
+
+
+def _register_parts(connection: DuckDBPyConnection, trace: Trace) -> None:
+    unique = {part.path: part for parts in trace.parts.values() for part in parts}
+    connection.execute(f"CREATE TEMP TABLE {_PARTS} (filename VARCHAR, file_id INTEGER, rank INTEGER)").fetchall()
+    if unique:
+        rows = ", ".join(f"({quote_text(part.path)}, {part.file_id}, {part.rank})" for part in unique.values())
+        connection.execute(f"INSERT INTO {_PARTS} VALUES {rows}").fetchall()
+
+
+def _parts_view(spec: TableSpec, parts: Sequence[Part]) -> str:
+    paths = ", ".join(quote_text(part.path) for part in parts)
+    own = ", ".join(quote_name(column.name) for column in spec.columns if column.name not in PART_KEYS)
+    return (
+        f"CREATE TEMP VIEW {quote_name(spec.name)} AS "
+        f"SELECT nullif({_PARTS}.file_id, {MISSING}) AS file_id, nullif({_PARTS}.rank, {MISSING}) AS rank, {own} "
+        f"FROM read_parquet([{paths}], filename = true, hive_partitioning = false) JOIN {_PARTS} USING (filename)"
+    )
+
+
+def _register_remote_files(connection: DuckDBPyConnection, trace: Trace) -> None:
+    """Parts in an object store are read through fsspec, which read them in the first place."""
+    remote = {
+        part.path.partition("://")[0]: part.path
+        for parts in trace.parts.values()
+        for part in parts
+        if "://" in part.path
+    }
+    for path in remote.values():
+        import fsspec
+
+        connection.register_filesystem(fsspec.core.url_to_fs(path)[0])
+
+
+def _spill_folder() -> str:
+    import tempfile
+
+    return os.path.join(tempfile.gettempdir(), f"rankscope-spill-{os.getpid()}")
 
 
 def _create_statement(spec: TableSpec) -> str:
@@ -73,6 +172,8 @@ def _create_view(connection: DuckDBPyConnection, table: Table) -> None:
 
 def _selected(column: Column) -> str:
     name = quote_name(column.name)
+    if column.kind.startswith("float"):
+        return f"CASE WHEN isnan({name}) THEN NULL ELSE {name} END AS {name}"
     return f"nullif({name}, {MISSING}) AS {name}" if column.kind.startswith("int") else name
 
 

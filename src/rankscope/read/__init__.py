@@ -6,11 +6,11 @@ import importlib
 from collections.abc import Iterator
 from typing import Protocol, cast
 
-from rankscope.model.tables import Table
+from rankscope.model.tables import Part, Table
 from rankscope.read.files import Source
 
 # In the order in which they are asked. Other packages add theirs by the entry point group `rankscope.readers`.
-READERS = ("flight_recorder",)
+READERS = ("flight_recorder", "kineto")
 ENTRY_POINTS = "rankscope.readers"
 
 
@@ -20,8 +20,8 @@ class Reader(Protocol):
     def sniff(self, head: bytes, name: str) -> bool:
         """True when the file is of this format, judged by its first bytes and its name."""
 
-    def read(self, source: Source) -> Iterator[Table]:
-        """The tables of one file. Raises BadFileError when nothing of it is usable."""
+    def read(self, source: Source) -> Iterator[Table | Part]:
+        """The tables of one file, large ones as parts in source.workspace. BadFileError: nothing of it is usable."""
 
 
 def own_readers() -> list[Reader]:

@@ -6,20 +6,29 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypedDict, cast
 
 from rankscope.errors import BadFileError, InputError
-from rankscope.model.tables import MISSING, Table, Trace, concat
+from rankscope.model.tables import MISSING, Part, Table, Trace, concat
 from rankscope.read import Reader, entry_point_readers, own_readers
+from rankscope.read.cache import entry_name, root_of
 from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
 from rankscope.read.merge import Merger, drop_duplicate_ranks
+from rankscope.read.remote import without_secrets
 
 # Below this, starting processes and sending their results back costs more than it saves.
 _PARALLEL_BYTES = 64 << 20
 _MEMORY_PER_FILE = 200  # times its size: what the largest honest file may need while it is read
+_CONNECTIONS = 16  # to object stores, where most of the time is waiting
+
+Row = dict[str, Any]
+Claim = tuple[Source, str]  # the file and the module name of its reader
+Result = tuple[Source, str, list["Table | Part"], BadFileError | None]
+# Reads every claim with the given function, wherever that may be, and gives the results in the order of the claims.
+Spread = Callable[[Callable[[Claim], Result], Sequence[Claim]], Iterator[Result]]
 
 
 class Progress(Protocol):
@@ -28,37 +37,52 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    prefix: str | None = None
-    jobs: int | None = None
+    """How to read. ReadSettings below names the same for callers who give only some of them."""
+
+    prefix: str | None = None  # only files whose names begin so
+    jobs: int | None = None  # processes that read
     progress: Progress | None = None
     may_limit_memory: bool = False  # the process is ours alone: a hostile file may end in a MemoryError
+    cache: str | None = None  # folder or URL that keeps the parts of large traces; None: only while this process runs
+    with_stacks: bool = False  # also the Python functions of profiler traces
+    cluster: Spread | None = None  # where to read; None: in processes of this machine
 
 
-Row = dict[str, Any]
-Claim = tuple[Source, str]  # the file and the module name of its reader
-Result = tuple[Source, str, list[Table], BadFileError | None]
+class ReadSettings(TypedDict, total=False):
+    prefix: str | None
+    jobs: int | None
+    progress: Progress | None
+    may_limit_memory: bool
+    cache: str | None
+    with_stacks: bool
+    cluster: Spread | None
 
 
 def read_capture(paths: Sequence[str], options: Options) -> Trace:
     """The raw tables of everything at the paths; bad files are rows of `files`, not exceptions."""
     found, unreadable = find_sources(paths)
-    claims, rows = _claim(found, options.prefix)
+    shown = tuple(map(without_secrets, paths))
+    claims, rows = _claim(found, options)
     rows += [_unreadable_row(item) for item in unreadable]
     if not claims:
-        raise _nothing_found(paths, rows, options.prefix)
+        raise _nothing_found(shown, rows, options.prefix)
     merger = Merger()
+    parts: dict[str, list[Part]] = {}
     with _without_collector():
-        for done, (source, reader, tables, problem) in enumerate(_read_all(claims, options), 1):
+        for done, (source, reader, results, problem) in enumerate(_read_all(claims, options), 1):
+            tables = [result for result in results if isinstance(result, Table)]
             merger.add(tables)
+            for part in (result for result in results if isinstance(result, Part)):
+                parts.setdefault(part.table, []).append(part)
             if problem is not None:
                 rows.append(_file_row(source, reader, "damaged", problem.message, problem.hint))
             elif not any(table.name == "files" for table in tables):  # a reader adds its own row for a partial file
                 rows.append(_file_row(source, reader, "read"))
             if options.progress is not None:
                 options.progress(done, len(claims), "reading")
-        trace = Trace(tuple(paths), merger.tables())
+        trace = Trace(shown, merger.tables(), parts)
     _finish_files(trace, rows)
-    if not trace.has("ranks"):
+    if not trace.has("ranks") and not trace.has("profiles"):
         raise _all_damaged(trace)
     return trace
 
@@ -75,31 +99,57 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _claim(found: Sequence[Source], prefix: str | None) -> tuple[list[Claim], list[Row]]:
+def _claim(found: Sequence[Source], options: Options) -> tuple[list[Claim], list[Row]]:
     """Asks the readers, in their order, whose each file is."""
-    readers = own_readers()
+    readers, prefix = own_readers(), options.prefix
     claimed: list[tuple[Source, Reader]] = []
     rows: list[Row] = []
+    candidates: list[Source] = []
     for source in found:
         named = name_source(source, prefix)
         if named is None:
             rows.append(_file_row(source, "", "ignored", f"its name does not begin with {prefix}"))
-            continue
-        try:
-            head = named.head()
-        except BadFileError as error:
-            rows.append(_file_row(named, "", "damaged", error.message, error.hint))
+        else:
+            candidates.append(named)
+    for named, head in zip(candidates, _heads(candidates), strict=True):
+        if isinstance(head, BadFileError):
+            rows.append(_file_row(named, "", "damaged", head.message, head.hint))
             continue
         reader = _reader_of(head, named, readers)
         if reader is None:
             rows.append(_file_row(named, "", "ignored", "is of no format that rankscope reads"))
-        elif named.rank < 0:
-            rows.append(_file_row(named, "", "damaged", "has no rank in its name", "rename it to end in its rank"))
         else:
             claimed.append((named, reader))
     sources = add_folder_hosts([source for source, _ in claimed])
     modules = [cast(Any, reader).__name__ for _, reader in claimed]
-    return [(replace(source, file_id=number), modules[number]) for number, source in enumerate(sources)], rows
+    root = root_of(options.cache)
+    threads = max(1, _n_jobs(options) // max(1, len(sources))) if options.cluster is None else 1
+    prepared = []
+    for number, source in enumerate(sources):
+        wanted = replace(source, file_id=number, threads=threads, with_stacks=options.with_stacks)
+        prepared.append(replace(wanted, workspace=os.path.join(root, entry_name(wanted.identity))))
+    return list(zip(prepared, modules, strict=True)), rows
+
+
+def _heads(sources: Sequence[Source]) -> Iterator[bytes | BadFileError]:
+    if all(source.remote is None for source in sources):
+        yield from map(_head, sources)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        yield from pool.map(_head, sources)
+
+
+def _head(source: Source) -> bytes | BadFileError:
+    try:
+        return source.head()
+    except BadFileError as error:
+        return error
+
+
+def _n_jobs(options: Options) -> int:
+    return options.jobs or os.cpu_count() or 1
 
 
 def _reader_of(head: bytes, source: Source, readers: Sequence[Reader]) -> Reader | None:
@@ -110,7 +160,10 @@ def _reader_of(head: bytes, source: Source, readers: Sequence[Reader]) -> Reader
 
 
 def _read_all(claims: Sequence[Claim], options: Options) -> Iterator[Result]:
-    n_jobs = min(options.jobs or os.cpu_count() or 1, len(claims))
+    if options.cluster is not None:
+        yield from options.cluster(_read_one, claims)
+        return
+    n_jobs = min(_n_jobs(options), len(claims))
     n_bytes = sum(source.n_bytes for source, _ in claims)
     if n_jobs > 1 and (options.jobs is not None or n_bytes >= _PARALLEL_BYTES):
         yield from _read_parallel(claims, n_jobs)
@@ -126,7 +179,9 @@ def _read_parallel(claims: Sequence[Claim], n_jobs: int) -> Iterator[Result]:
     import warnings
     from concurrent.futures import ProcessPoolExecutor
 
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    # A process that has threads, of the database or of a store, must not be forked: a lock could stay held for ever.
+    can_fork = sys.platform == "linux" and not {"duckdb", "fsspec"} & sys.modules.keys()
+    context = multiprocessing.get_context("fork" if can_fork else "spawn")
     n_largest = max(source.n_bytes for source, _ in claims)
     chunk = max(1, min(16, len(claims) // (4 * n_jobs)))
     with warnings.catch_warnings():

@@ -30,6 +30,7 @@ _JSON_KEYS = (
     b'"nccl_version"',
     b'"nccl_comm_state"',
 )
+_PROFILER_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
 CUT_HINT = "the process was ended while writing, or the copy is incomplete: copy it again if the original is whole"
 
 
@@ -37,6 +38,8 @@ def sniff(head: bytes, name: str) -> bool:
     if head.startswith(b"\x80") and head[2:3] == b"}":
         return True
     if head.lstrip()[:1] == b"{":
+        if any(key in head for key in _PROFILER_KEYS):  # profiler traces describe their process groups as well
+            return False
         return sum(key in head for key in _JSON_KEYS) >= 2 or (b'"entries"' in head and b'"collective_seq_id"' in head)
     # Cut, empty or hostile files still carry the name of a dump: they must be reported, not passed over.
     base = name.replace("!", "/").rsplit("/", 1)[-1]
@@ -53,6 +56,8 @@ def read(source: Source) -> Iterator[Table]:
 
 def _load(source: Source) -> tuple[dict[str, Any], str]:
     """The dump, and what is wrong with it although it is usable."""
+    if source.rank < 0:
+        raise BadFileError("has no rank in its name", "rename it to end in its rank")
     if source.n_bytes == 0:
         raise BadFileError("is empty (0 bytes)", "the process was ended before it wrote its dump")
     problem = ""

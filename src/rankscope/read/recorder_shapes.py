@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rankscope.model.tables import MISSING
+from rankscope.read.comm_names import DTYPE_BYTES, SAME_OP
 
 # Fields that repeat from call to call: their combination is looked up once per distinct value, not once per row.
 SHAPE_FIELDS = (
@@ -26,31 +27,10 @@ SHAPE_FIELDS = (
     "thread_name",
 )
 
-_DTYPE_BYTES = {
-    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "QInt8", "QUInt8"), 1),
-    **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16"), 2),
-    **dict.fromkeys(("Int", "Float", "UInt32", "QInt32", "ComplexHalf"), 4),
-    **dict.fromkeys(("Long", "Double", "UInt64", "ComplexFloat"), 8),
-    "ComplexDouble": 16,
-}
 # Dumps of layout 2.1 wrote torch's internal number of the type.
 _DTYPE_NUMBERS = ("Byte", "Char", "Short", "Int", "Long", "Half", "Float", "Double", "ComplexHalf", "ComplexFloat",
                   "ComplexDouble", "Bool", "QInt8", "QUInt8", "QInt32", "BFloat16")  # fmt: skip
 
-_SAME_OP = {
-    "_all_gather_base": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "all_reduce_barrier": "barrier",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "allreduce_coalesced": "all_reduce_coalesced",
-    "recvAnySource": "recv",
-}
 _P2P_NAME = re.compile(r"(send|recv)\s+(\d+)\s*(?:->|<-)\s*(\d+|\?)")
 # The trailer of a coalesced group is named after the operation in capitals, a single fused call in small letters.
 _TRAILER = re.compile(r"^(coalesced|[A-Z_]{3,}_coalesced)$")
@@ -96,7 +76,7 @@ def describe_shape(shape: tuple[Any, ...]) -> dict[str, Any]:
     return {
         "name": str(name),
         "backend": backend,
-        "op": transfer.group(1) if transfer else _SAME_OP.get(operation, operation),
+        "op": transfer.group(1) if transfer else SAME_OP.get(operation, operation),
         # Group-local until the groups are known; see analyze/groups.py.
         "peer": int(transfer.group(3)) if transfer and transfer.group(3) != "?" else MISSING,
         "is_p2p": bool(is_p2p) or transfer is not None,
@@ -139,7 +119,7 @@ def _n_bytes(sizes: Sequence[Sequence[int]], types: Sequence[str]) -> int:
         return MISSING
     n_total = 0
     for position, size in enumerate(sizes):
-        n_item = _DTYPE_BYTES.get(types[min(position, len(types) - 1)], 0)
+        n_item = DTYPE_BYTES.get(types[min(position, len(types) - 1)], 0)
         n_elements = 1
         for extent in size:
             n_elements *= extent

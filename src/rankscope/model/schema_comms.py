@@ -1,0 +1,7 @@
+"""Tables computed from profiler traces when asked for."""
+
+from __future__ import annotations
+
+from rankscope.model.schema import TableSpec
+
+COMM_TABLES: tuple[TableSpec, ...] = ()

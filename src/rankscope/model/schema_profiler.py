@@ -1,0 +1,251 @@
+"""Tables that profiler traces give: torch.profiler (Kineto) and Nsight Systems (nsys), in the same columns.
+
+`profiles` and `devices` are small. The others are Parquet parts, one per traced process. All times are nanoseconds
+since the epoch on the clock of the process's host; `profile_clocks` has the estimated offsets of these clocks.
+"""
+
+from __future__ import annotations
+
+from rankscope.model.schema import TableSpec, spec
+
+_KEYS = """
+    file_id          int32    The trace.
+    rank             int32    Global rank.
+"""
+
+
+def _part(name: str, doc: str, columns: str) -> TableSpec:
+    return spec(name, doc, _KEYS.strip("\n") + columns, "parts")
+
+
+PROFILER_TABLES: tuple[TableSpec, ...] = (
+    spec(
+        "profiles",
+        "One row per process that a profiler traced; a rank may have several, one per recorded window.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        host             text     Host, as the trace or the file's name tells.
+        source           text     kineto or nsys.
+        device_type      text     cuda, rocm, xpu, mtia, hpu, or cpu when no device was traced.
+        backend          text     Communication backend that the job was set up with.
+        world_size       int32    Ranks of the job, as the trace says.
+        groups           text     The process groups as the trace lists them, as JSON.
+        start_ns         int64    Start of the first event.
+        end_ns           int64    End of the last event.
+        n_ops            int64    Operators.
+        n_kernels        int64    Kernels, copies and fills on the device.
+        n_calls          int64    Calls into the device's runtime.
+        n_steps          int64    Steps that were marked.
+        n_comms          int64    Collectives and transfers.
+        has_shapes       bool     True when operators have the shapes of their inputs.
+        has_stacks       bool     True when Python functions were traced.
+        has_memory       bool     True when allocations were traced.
+        has_syncs        bool     True when synchronisations were traced as events of their own.
+        """,
+    ),
+    spec(
+        "devices",
+        "The devices that a trace describes.",
+        """
+        file_id           int32  The trace.
+        rank              int32  Global rank.
+        device            int32  Number of the device.
+        name              text   What it is.
+        n_sms             int32  Multiprocessors.
+        n_bytes           int64  Memory.
+        max_threads       int32  Threads that one multiprocessor can hold.
+        n_warp            int32  Threads of a warp.
+        """,
+    ),
+    _part(
+        "steps",
+        "Training steps, as the profiler's schedule or an annotation marks them.",
+        """
+        step             int64    Number of the step.
+        name             text     The mark as recorded.
+        tid              int64    Thread that made the mark.
+        start_ns         int64    Start.
+        duration_ns      int64    Duration.
+        """,
+    ),
+    _part(
+        "ops",
+        "Operators on the host.",
+        """
+        op_id            int64    Number of the operator in its trace.
+        name             text     Name: aten::mm, autograd::engine::evaluate_function: ..., record_param_comms, ...
+        pid              int64    Process.
+        tid              int64    Thread.
+        start_ns         int64    Start.
+        duration_ns      int64    Duration.
+        external_id      int64    The number that ties kernels and runtime calls to it.
+        record_id        int64    Record function id, as execution traces (rf_id) and NVTX ranges (op_id) have it.
+        sequence_number  int64    Ties a backward operator to its forward one.
+        forward_tid      int64    Thread number of the forward operator.
+        input_dims       text     Shapes of the inputs, as JSON.
+        input_types      text     Types of the inputs, as JSON.
+        concrete_inputs  text     Values of the scalar inputs, as JSON.
+        step             int64    Step in which it started.
+        """,
+    ),
+    _part(
+        "runtime_calls",
+        "Calls into the device's runtime and driver (launches, copies, synchronisations).",
+        """
+        call_id          int64    Number of the call in its trace.
+        name             text     cudaLaunchKernel, hipMemcpyAsync, cudaStreamSynchronize, ...
+        kind             text     runtime or driver.
+        pid              int64    Process.
+        tid              int64    Thread.
+        start_ns         int64    Start.
+        duration_ns      int64    Duration.
+        correlation      int64    Ties the call to the work that it put on the device.
+        external_id      int64    The operator that made it.
+        step             int64    Step in which it started.
+        """,
+    ),
+    _part(
+        "kernels",
+        "Work on the device: kernels, copies and fills.",
+        """
+        kernel_id        int64    Number in its trace.
+        name             text     Name.
+        kind             text     kernel, memcpy or memset.
+        type             text     computation, communication, memory or other.
+        device           int32    Device.
+        context          int64    Context.
+        stream           int64    Stream.
+        correlation      int64    Ties it to the call that launched it.
+        external_id      int64    The operator that launched it, as recorded.
+        start_ns         int64    Start.
+        duration_ns      int64    Duration.
+        n_bytes          int64    Bytes that a copy or fill moved.
+        bandwidth_gbps   float64  Its bandwidth in GB/s, as recorded.
+        grid             text     Blocks of the grid, as JSON.
+        block            text     Threads of a block, as JSON.
+        registers        int32    Registers per thread.
+        shared_bytes     int64    Shared memory of a block.
+        blocks_per_sm    float64  Blocks per multiprocessor.
+        warps_per_sm     float64  Warps per multiprocessor.
+        occupancy_pct    float64  Estimated occupancy in percent.
+        graph_id         int64    CUDA graph that it belongs to.
+        graph_node_id    int64    Its node in that graph.
+        call_id          int64    The runtime call that launched it.
+        launch_tid       int64    Thread of that call.
+        launch_start_ns  int64    Start of that call.
+        launch_end_ns    int64    End of that call.
+        op_id            int64    The innermost operator that launched it.
+        step             int64    Step in which it was launched (in which it started, where no launch is known).
+        """,
+    ),
+    _part(
+        "comms",
+        "Collectives and transfers as a profiler saw them: one row per rank and call.",
+        """
+        comm_id          int64    Number in its trace.
+        kernel_id        int64    The kernel that did it; NULL on the host (gloo).
+        op               text     all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send, recv, ...
+        name             text     Name of the kernel or annotation.
+        is_p2p           bool     True for sends and receives.
+        group_name       text     Process group; empty when the trace does not tell.
+        group_desc       text     Description of the group.
+        group_ranks      text     Global ranks of the group, as JSON.
+        group_size       int32    Members of the group.
+        seq              int64    Sequence number in the group.
+        comms_id         text     Number of the logical collective, equal on all ranks, where torch recorded it.
+        src              int32    Sender of a transfer.
+        dst              int32    Receiver of a transfer.
+        dtype            text     Type of the elements.
+        n_in             int64    Elements of the input.
+        n_out            int64    Elements of the output.
+        n_bytes          int64    Size of the message by the convention of nccl-tests: the larger of both.
+        in_split         text     Elements sent to each member (all_to_all), as JSON.
+        out_split        text     Elements received from each member, as JSON.
+        device           int32    Device.
+        stream           int64    Stream.
+        tid              int64    Thread, where it ran on the host.
+        start_ns         int64    When the rank joined.
+        duration_ns      int64    From joining to the end.
+        step             int64    Step in which it was launched.
+        """,
+    ),
+    _part(
+        "syncs",
+        "Synchronisations: who waited for which stream or event.",
+        """
+        kind             text     stream, event, context or stream-wait (a stream waits for an event).
+        device           int32    Device.
+        stream           int64    The stream that waits or is waited for.
+        correlation      int64    Ties it to its runtime call.
+        wait_on_stream   int64    Stream whose event is waited for.
+        wait_on_call     int64    Correlation of the call that recorded the event.
+        start_ns         int64    Start.
+        duration_ns      int64    Duration.
+        """,
+    ),
+    _part(
+        "annotations",
+        "Named ranges: record_function, NVTX, and their projections onto the device.",
+        """
+        name             text     Name.
+        kind             text     host or device.
+        pid              int64    Process.
+        tid              int64    Thread; NULL on the device.
+        stream           int64    Stream; NULL on the host.
+        start_ns         int64    Start.
+        duration_ns      int64    Duration.
+        external_id      int64    The number that ties kernels to it.
+        step             int64    Step in which it started.
+        """,
+    ),
+    _part(
+        "memory",
+        "Allocations and frees, as the profiler noted them.",
+        """
+        time_ns          int64    When.
+        device_type      text     cpu, cuda, ... as torch numbers them.
+        device           int32    Device.
+        tid              int64    Thread.
+        address          text     Address, in hexadecimal.
+        n_bytes          int64    Bytes allocated; negative when freed.
+        allocated_bytes  int64    Bytes in use afterwards.
+        reserved_bytes   int64    Bytes that the allocator holds afterwards.
+        """,
+    ),
+    _part(
+        "counters",
+        "Hardware counters per kernel range, as CUPTI's range profiler measured them.",
+        """
+        range_id         int64    Number of the range, in order of time.
+        name             text     Name of the range.
+        start_ns         int64    Start.
+        duration_ns      int64    Duration.
+        counter          text     Name of the counter.
+        value            float64  Its value.
+        """,
+    ),
+    _part(
+        "flows",
+        "The two ends of links from forward to backward operators.",
+        """
+        flow_id          int64    Number of the link.
+        is_start         bool     True at the forward operator.
+        pid              int64    Process.
+        tid              int64    Thread.
+        time_ns          int64    Start of the operator at this end.
+        """,
+    ),
+    _part(
+        "python_calls",
+        "Python functions, read only when asked for (--stacks): they are most of a trace that has them.",
+        """
+        python_id        int64    Number in its trace.
+        parent_id        int64    The caller.
+        name             text     file(line): function, or nn.Module: ...
+        tid              int64    Thread.
+        start_ns         int64    Start.
+        duration_ns      int64    Duration.
+        """,
+    ),
+)

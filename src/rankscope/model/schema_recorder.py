@@ -1,0 +1,181 @@
+"""Tables that Flight Recorder dumps give, and those that describe the capture as a whole."""
+
+from __future__ import annotations
+
+from rankscope.model.schema import TableSpec, spec
+
+RECORDER_TABLES: tuple[TableSpec, ...] = (
+    spec(
+        "files",
+        "Every file that was looked at, and what became of it.",
+        """
+        file_id   int32  Number of the file in this capture.
+        path      text   Where it is, as it was found (archive members after "!").
+        source    text   Name of the reader that took it; empty when no reader knows the format.
+        rank      int32  Global rank, taken from the name or the content.
+        host      text   Host, as far as the name tells.
+        n_bytes   int64  Size on disk.
+        status    text   read, damaged (partly or wholly), duplicate (another file of the rank was used) or ignored.
+        problem   text   What is wrong with it, in one sentence.
+        hint      text   What to do about it.
+        """,
+    ),
+    spec(
+        "ranks",
+        "Every rank that left a readable trace.",
+        """
+        rank             int32  Global rank.
+        host             text   Host, as far as the file names tell.
+        file_id          int32  The Flight Recorder dump that speaks for the rank.
+        version          text   Version of the dump's layout.
+        comm_version     text   Version of the communication library.
+        n_calls          int64  Calls kept in the dump.
+        n_dropped        int64  Calls that the ring buffer had already dropped.
+        last_created_ns  int64  When the rank enqueued its newest call.
+        clock_offset_ns  int64  Estimated offset of the host's clock against the job's median clock.
+        clock_error_ns   int64  Uncertainty of that estimate; NULL where the clock was taken as it is.
+        """,
+    ),
+    spec(
+        "group_config",
+        "Process groups as each rank's dump describes them.",
+        """
+        file_id  int32  The dump.
+        rank     int32  Global rank that wrote it.
+        name     text   Name of the group.
+        description  text   Description of the group.
+        members  text   Global ranks in group order, as JSON.
+        """,
+    ),
+    spec(
+        "group_status",
+        "The progress counters that each rank keeps per process group; they never wrap.",
+        """
+        file_id         int32  The dump.
+        rank            int32  Global rank that wrote it.
+        pg_id           int32  The group's number in that process.
+        group_name      text   Its name, through the calls of the same dump; empty when none is left.
+        last_enqueued   int64  Sequence number of the newest collective enqueued.
+        last_started    int64  Newest collective seen to start.
+        last_completed  int64  Newest collective seen to complete.
+        """,
+    ),
+    spec(
+        "groups",
+        "Process groups, merged over all ranks: identity is the name and the ordered members.",
+        """
+        group_id  int32  Number of the group in this capture.
+        name      text   Name that torch gave it.
+        description  text   What the group is for (default_pg, dp, tp, ...).
+        size      int32  Number of members.
+        origin    text   Where the members are known from: config, world, name-hash or use.
+        inferred  bool   True when the members were inferred from who uses the name.
+        """,
+    ),
+    spec(
+        "group_members",
+        "The members of each group in group order.",
+        """
+        group_id    int32  The group.
+        group_rank  int32  Position in the group.
+        rank        int32  Global rank.
+        """,
+    ),
+    spec(
+        "group_progress",
+        "Each member's collectives in each group: below first_seq is evicted, above last_seq not joined.",
+        """
+        group_id        int32  The group.
+        rank            int32  Global rank.
+        first_seq       int64  Oldest sequence number kept; NULL when none is.
+        last_seq        int64  Newest sequence number enqueued; NULL when not known.
+        last_completed  int64  Newest sequence number known to be complete.
+        n_kept          int64  Calls kept.
+        known           bool   False when the rank left no readable dump, or its ring kept nothing of the group.
+        """,
+    ),
+    spec(
+        "collectives",
+        "One row per rank and call, as the Flight Recorder kept it.",
+        """
+        file_id         int32  The dump.
+        rank            int32  Global rank.
+        record_id       int64  The rank's own counter over all groups; not comparable between ranks.
+        group_id        int32  The process group.
+        match_id        int32  The logical collective or transfer that this call is part of.
+        group_name      text   Name of the group.
+        group_desc      text   Description of the group.
+        pg_id           int32  The group's number in the rank's process.
+        seq             int64  Sequence number of the collective in its group.
+        p2p_seq         int64  Sequence number among the rank's sends and receives in the group.
+        op_id           int64  Counter of logical operations in the group.
+        op              text   Operation: all_reduce, all_gather, send, recv, barrier, ...
+        backend         text   nccl, gloo, ...
+        name            text   The name as recorded.
+        is_p2p          bool   True for sends, receives and their batches.
+        role            text   call, member (of a coalesced group) or batch (the trailer that carries its state).
+        peer            int32  Global rank of the other side of a send or receive.
+        state           text   scheduled, started or completed, as recorded.
+        status          text   done, waiting, aborted (completed only by the abort after its time-out) or failed.
+        retired         bool   True when the watchdog let go of it.
+        created_ns      int64  When the CPU enqueued it.
+        started_ns      int64  When its start was noticed.
+        completed_ns    int64  When its end was noticed.
+        duration_ns     int64  Time on the device, where recorded.
+        timeout_ns      int64  Its time-out.
+        input_sizes     text   Shapes of the inputs, as JSON.
+        output_sizes    text   Shapes of the outputs, as JSON.
+        input_dtypes    text   Types of the inputs, as JSON.
+        output_dtypes   text   Types of the outputs, as JSON.
+        n_input_bytes   int64  Bytes of the inputs; NULL when a type is unknown.
+        n_output_bytes  int64  Bytes of the outputs; NULL when a type is unknown.
+        stack_id        int32  The call stack.
+        site_id         int32  The frame of the stack that is the user's own code (see frames).
+        thread          text   Name of the thread that made the call.
+        """,
+    ),
+    spec(
+        "matches",
+        "One row per logical collective (all ranks of the group) or transfer (one send with one receive).",
+        """
+        match_id          int32  Number of the match.
+        group_id          int32  The process group.
+        is_p2p            bool   True for a transfer.
+        seq               int64  Sequence number of the collective; for a transfer its number within the pair.
+        op                text   Operation that most ranks called.
+        src               int32  Global rank of the sender of a transfer.
+        dst               int32  Global rank of the receiver of a transfer.
+        n_members         int32  Ranks that have to join.
+        n_joined          int32  Ranks whose dump has the call.
+        n_evicted         int32  Ranks whose ring had dropped it: no evidence either way.
+        n_missing         int32  Ranks that certainly have not joined.
+        n_unknown         int32  Ranks without a readable dump.
+        n_done            int32  Ranks that finished it.
+        n_signatures      int32  Different operations, sizes or types among the joined ranks.
+        state             text   done, waiting, missing (a rank has not joined) or mismatch.
+        first_created_ns  int64  When the first rank joined (that rank's clock).
+        last_created_ns   int64  When the last rank joined (that rank's clock).
+        last_rank         int32  The rank that joined last, clocks aligned.
+        """,
+    ),
+    spec(
+        "stacks",
+        "Call stacks, innermost frame first; equal stacks of all ranks are stored once.",
+        """
+        stack_id  int32  The stack.
+        depth     int32  Position, 0 is the innermost frame.
+        frame_id  int32  The frame.
+        """,
+    ),
+    spec(
+        "frames",
+        "Source positions that occur in stacks.",
+        """
+        frame_id  int32  The frame.
+        file      text   Source file.
+        line      int32  Line.
+        function  text   Function.
+        is_user   bool   False for frames of torch, of Python itself and of launchers.
+        """,
+    ),
+)

@@ -1,0 +1,99 @@
+"""Keeps what was made of a profiler trace in its folder of the cache, and gives it back as tables and parts."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rankscope.errors import BadFileError
+from rankscope.model.tables import Part, Table
+from rankscope.read import cache
+from rankscope.read.files import Source
+from rankscope.read.profile_tables import Written
+
+CUT_HINT = "the process was ended while writing, or the copy is incomplete: copy it again if the original is whole"
+
+
+class Profile(msgspec.Struct):
+    """One traced process: what is said about it in `profiles` and `devices`, and what was written of it.
+
+    The parts are TABLE.parquet in the folder, or in its subfolder `subfolder` where a file holds several processes.
+    """
+
+    rank: int
+    host: str
+    columns: dict[str, Any]
+    devices: list[dict[str, Any]]
+    written: Written
+    problem: str = ""
+    subfolder: str = ""
+
+
+Convert = Callable[[Source, Path], Iterator[Profile]]
+
+
+def store_profiles(source: Source, reader: str, convert: Convert) -> Iterator[Table | Part]:
+    """The tables and parts of a trace: from the cache, where a whole entry of it is there, else made now."""
+    entry = cache.stored(source.workspace)
+    if entry is None:
+        if source.n_bytes == 0:
+            raise BadFileError("is empty (0 bytes)", "the process was ended before it wrote its trace")
+        with cache.filling(source.workspace) as aside:
+            profiles = _converted(source, reader, convert, aside)
+            for scratch in (*aside.rglob("raw_*"), aside / "part.json"):
+                scratch.unlink(missing_ok=True)
+            cache.note_done(aside, msgspec.json.encode(profiles))
+        entry = cache.kept(source.workspace)
+    for profile in msgspec.json.decode(entry.note, type=list[Profile]):
+        yield from _tables(source, reader, profile, posixpath.join(entry.folder, profile.subfolder))
+
+
+def _converted(source: Source, reader: str, convert: Convert, aside: Path) -> list[Profile]:
+    import duckdb
+
+    try:
+        return [_completed(profile, reader) for profile in convert(source, aside)]
+    except (MemoryError, RecursionError, duckdb.OutOfMemoryException) as error:
+        raise BadFileError("asks for an absurd amount of memory or nesting", "it is corrupt or malicious") from error
+    except duckdb.Error as error:  # values that no profiler writes: times beyond all limits, numbers where names belong
+        reason = str(error).partition("\n")[0]
+        raise BadFileError(f"holds values that make no sense: {reason}", "it is corrupt: record it again") from error
+
+
+def _completed(profile: Profile, reader: str) -> Profile:
+    """Adds what the parts themselves tell: the span of time, how much of each kind is there."""
+    written = profile.written
+    counted = {
+        "n_ops": "ops",
+        "n_kernels": "kernels",
+        "n_calls": "runtime_calls",
+        "n_steps": "steps",
+        "n_comms": "comms",
+    }
+    profile.columns = {
+        **profile.columns,
+        **{column: written.n_rows.get(table, 0) for column, table in counted.items()},
+        "source": reader,
+        "start_ns": written.start_ns,
+        "end_ns": written.end_ns,
+        "has_memory": "memory" in written.n_rows,
+        "has_syncs": "syncs" in written.n_rows,
+        "has_stacks": profile.columns.get("has_stacks", False) or "python_calls" in written.n_rows,
+    }
+    return profile
+
+
+def _tables(source: Source, reader: str, profile: Profile, folder: str) -> Iterator[Table | Part]:
+    key = {"file_id": source.file_id, "rank": profile.rank}
+    status = (
+        {"status": "damaged", "problem": profile.problem, "hint": CUT_HINT} if profile.problem else {"status": "read"}
+    )
+    yield Table.from_rows("files", [{**source.file_columns(), **key, "host": profile.host, "source": reader, **status}])
+    yield Table.from_rows("profiles", [{**profile.columns, **key, "host": profile.host}])
+    yield Table.from_rows("devices", [{**device, **key} for device in profile.devices])
+    for table, n_rows in profile.written.n_rows.items():
+        yield Part(table, posixpath.join(folder, f"{table}.parquet"), n_rows, source.file_id, profile.rank)

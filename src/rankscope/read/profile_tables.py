@@ -1,0 +1,272 @@
+"""From what a profiler recorded to the tables of the model: the part that all profiler formats share.
+
+A reader stages its events in a DuckDB connection, in the relations of STAGES, with times relative to one base.
+`write_profile` then finds the steps, ties kernels to the calls and operators that launched them, describes the
+communication, and writes one Parquet file per table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rankscope.errors import BadFileError
+from rankscope.model.schema import PART_KEYS
+from rankscope.model.sql import quote_name, quote_text
+from rankscope.model.tables import SCHEMA
+from rankscope.read.comm_names import CPP_DTYPES, DTYPE_BYTES, P2P_OPS, SAME_OP
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+# What a profiler knows of a collective: on the kernel itself, or on the operator that launched it.
+_COMM_FIELDS = """
+    collective VARCHAR, dtype VARCHAR, n_in BIGINT, n_out BIGINT, group_size INTEGER, group_name VARCHAR,
+    group_desc VARCHAR, group_ranks VARCHAR, seq BIGINT, comms_id VARCHAR, src INTEGER, dst INTEGER,
+    in_split VARCHAR, out_split VARCHAR
+"""
+# The staged relations. `id` counts the events of a relation in the order of the trace.
+STAGES: dict[str, str] = {
+    "raw_ops": """id BIGINT, name VARCHAR, pid BIGINT, tid BIGINT, start_ns BIGINT, duration_ns BIGINT,
+        external_id BIGINT, record_id BIGINT, sequence_number BIGINT, forward_tid BIGINT, input_dims VARCHAR,
+        input_types VARCHAR, concrete_inputs VARCHAR""",
+    "raw_comm_ops": f"external_id BIGINT, tid BIGINT, start_ns BIGINT, {_COMM_FIELDS}",
+    "raw_calls": """id BIGINT, name VARCHAR, kind VARCHAR, pid BIGINT, tid BIGINT, start_ns BIGINT, duration_ns BIGINT,
+        correlation BIGINT, external_id BIGINT""",
+    "raw_kernels": f"""id BIGINT, name VARCHAR, kind VARCHAR, device INTEGER, context BIGINT, stream BIGINT,
+        correlation BIGINT, external_id BIGINT, start_ns BIGINT, duration_ns BIGINT, n_bytes BIGINT,
+        bandwidth_gbps DOUBLE, grid VARCHAR, block VARCHAR, registers INTEGER, shared_bytes BIGINT,
+        blocks_per_sm DOUBLE, warps_per_sm DOUBLE, occupancy_pct DOUBLE, graph_id BIGINT, graph_node_id BIGINT,
+        {_COMM_FIELDS}""",
+    "raw_syncs": """kind VARCHAR, device INTEGER, stream BIGINT, correlation BIGINT, wait_on_stream BIGINT,
+        wait_on_call BIGINT, start_ns BIGINT, duration_ns BIGINT""",
+    "raw_annotations": """name VARCHAR, kind VARCHAR, pid BIGINT, tid BIGINT, stream BIGINT, start_ns BIGINT,
+        duration_ns BIGINT, external_id BIGINT, input_dims VARCHAR, input_types VARCHAR""",
+    "raw_memory": """time_ns BIGINT, device_type VARCHAR, device INTEGER, tid BIGINT, address VARCHAR, n_bytes BIGINT,
+        allocated_bytes BIGINT, reserved_bytes BIGINT""",
+    "raw_counters": """range_id BIGINT, name VARCHAR, start_ns BIGINT, duration_ns BIGINT, counter VARCHAR,
+        value DOUBLE""",
+    "raw_flows": "flow_id BIGINT, is_start BOOLEAN, pid BIGINT, tid BIGINT, time_ns BIGINT",
+    "raw_python_calls": """python_id BIGINT, parent_id BIGINT, name VARCHAR, tid BIGINT, start_ns BIGINT,
+        duration_ns BIGINT""",
+}
+
+_STEP_NAME = r"^(?:ProfilerStep|step|iteration|train_step)\s*[#:_= ]\s*(\d+)$"
+_COMMUNICATION = r"^(nccl|rccl|hccl|oneccl|mscclpp)|ncclKernel|ncclDevKernel|rcclGenericKernel"
+# Executions of whole graphs and internal bookkeeping of accelerators: neither computation nor copies.
+_OTHER = (
+    r"^(runFunction|job_exe|packet|pe_exe|cpum_exe_subgraph|collective_subgraph_execution|hip|Stream Wait Event)"
+    r"|^(Stream|Event|Context) Sync|cuda\w*LaunchKernel"
+)
+_MEMORY = r"^(hip)?mem(cpy|set)|^dma"
+# ncclDevKernel_AllReduce_Sum_f32_RING_LL, ncclKernel_SendRecv(...): what is left when the trace has no metadata.
+_OP_IN_KERNEL = r"(?:ncclDevKernel|ncclKernel|rcclGenericKernel)_([A-Za-z]+)"
+_NAME_IN_KERNEL = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "SendRecv": "send_recv",
+    "AllToAll": "all_to_all",
+}
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What write_profile wrote: rows per table, and the time from the first event's start to the last one's end."""
+
+    n_rows: dict[str, int]
+    start_ns: int
+    end_ns: int
+
+
+def write_profile(connection: DuckDBPyConnection, folder: Path, base_ns: int) -> Written:
+    """Writes every table that has rows as folder/TABLE.parquet."""
+    exists = ", ".join(f"EXISTS (FROM {stage})" for stage in STAGES)
+    [row] = connection.execute(f"SELECT {exists}").fetchall()
+    present = {stage for stage, has_rows in zip(STAGES, row, strict=True) if has_rows}
+    spans = [
+        f"SELECT min(start_ns) AS first, max(start_ns + duration_ns) AS last FROM {s}" for s in _TIMED if s in present
+    ]
+    if not spans:
+        raise BadFileError("holds no events that rankscope knows", "docs/sources/kineto.md tells how to record a trace")
+    [(first, last)] = connection.execute(f"SELECT min(first), max(last) FROM ({' UNION ALL '.join(spans)})").fetchall()
+    for statement in _PREPARATIONS:
+        connection.execute(statement).fetchall()
+    n_rows = {
+        table: _copy(connection, folder, table, select, base_ns)
+        for table, (stages, select) in _SELECTS.items()
+        if present.intersection(stages)
+    }
+    return Written({table: n for table, n in n_rows.items() if n}, first + base_ns, last + base_ns)
+
+
+def _copy(connection: DuckDBPyConnection, folder: Path, table: str, select: str, base_ns: int) -> int:
+    own = [column.name for column in SCHEMA[table].columns if column.name not in PART_KEYS]
+    absolute = ", ".join(f"{name} + {base_ns} AS {name}" if name in _MOMENTS else quote_name(name) for name in own)
+    path = folder / f"{table}.parquet"
+    target = f"{quote_text(str(path))} (FORMAT parquet, COMPRESSION zstd)"
+    [(n_rows,)] = connection.execute(f"COPY (SELECT {absolute} FROM ({select})) TO {target}").fetchall()
+    if not n_rows:
+        path.unlink()
+    return int(n_rows)
+
+
+_MOMENTS = ("start_ns", "time_ns", "launch_start_ns", "launch_end_ns")
+
+
+def _with_step(stage: str, moment: str = "start_ns") -> str:
+    """A step holds what starts in it. Steps of one trace do not overlap: the last one begun is the only candidate."""
+    return f"""
+        SELECT e.*, CASE WHEN e.{moment} < s.end_ns THEN s.step END AS step
+        FROM {stage} AS e ASOF LEFT JOIN staged_steps AS s ON e.{moment} >= s.start_ns
+    """
+
+
+# Some traces mark a step on several threads: the first mark counts.
+_STAGED_STEPS = rf"""
+CREATE TEMP TABLE staged_steps AS
+SELECT regexp_extract(name, {quote_text(_STEP_NAME)}, 1, 'i')::BIGINT AS step, arg_min(name, start_ns) AS name,
+       arg_min(tid, start_ns) AS tid, min(start_ns) AS start_ns, arg_min(start_ns + duration_ns, start_ns) AS end_ns
+FROM raw_annotations
+WHERE kind = 'host' AND regexp_matches(name, {quote_text(_STEP_NAME)}, 'i')
+GROUP BY 1 ORDER BY start_ns
+"""
+
+# One call per correlation. A graph launch has many kernels; a kernel has one launch.
+_LAUNCHES = """
+CREATE TEMP TABLE launches AS
+SELECT correlation, min(id) AS call_id, arg_min(tid, id) AS tid, arg_min(start_ns, id) AS start_ns,
+       arg_min(start_ns + duration_ns, id) AS end_ns, arg_min(external_id, id) AS external_id
+FROM raw_calls SEMI JOIN raw_kernels USING (correlation) WHERE correlation > 0 GROUP BY correlation
+"""
+
+_LAUNCHING_OPS = """
+CREATE TEMP TABLE launching_ops AS
+SELECT external_id, max(id) AS op_id, arg_max(start_ns, id) AS start_ns,
+       arg_max(start_ns + duration_ns, id) AS end_ns
+FROM raw_ops SEMI JOIN (SELECT external_id FROM raw_kernels UNION ALL SELECT external_id FROM launches)
+    USING (external_id)
+WHERE external_id > 0 GROUP BY external_id
+"""
+
+# Kernels have few distinct names: each is matched once.
+_KERNEL_TYPES = f"""
+CREATE TEMP TABLE kernel_types AS
+SELECT name, CASE WHEN regexp_matches(name, {quote_text(_COMMUNICATION)}) THEN 'communication'
+                  WHEN regexp_matches(name, {quote_text(_MEMORY)}, 'i') THEN 'memory'
+                  WHEN regexp_matches(name, {quote_text(_OTHER)}) THEN 'other' ELSE 'computation' END AS type
+FROM (SELECT DISTINCT name FROM raw_kernels)
+"""
+# An operator is found by its number. Old traces write the correlation where there is none: it must enclose the launch.
+_TIED_KERNELS = """
+CREATE TEMP TABLE tied_kernels AS
+SELECT k.* EXCLUDE (id), k.id AS kernel_id,
+       CASE WHEN k.collective IS NOT NULL THEN 'communication' WHEN k.kind <> 'kernel' THEN 'memory'
+            ELSE kernel_types.type END AS type,
+       l.call_id, l.tid AS launch_tid, l.start_ns AS launch_start_ns, l.end_ns AS launch_end_ns,
+       CASE WHEN l.start_ns IS NULL OR l.start_ns BETWEEN o.start_ns AND o.end_ns THEN o.op_id END AS op_id,
+       coalesce(l.start_ns, k.start_ns) AS decisive_ns
+FROM raw_kernels AS k
+JOIN kernel_types USING (name)
+LEFT JOIN launches AS l USING (correlation)
+LEFT JOIN launching_ops AS o ON o.external_id = coalesce(k.external_id, l.external_id)
+"""
+# Where the trace has no number, the operator is the innermost one that is open on the launching thread. Operators of a
+# thread nest: when n are open at a moment, the innermost of them is the last one begun at depth n.
+_ENCLOSING_OPS = """
+CREATE TEMP TABLE enclosing_ops AS
+WITH untied AS (
+    SELECT kernel_id, launch_tid AS tid, launch_start_ns AS at_ns FROM tied_kernels
+    WHERE op_id IS NULL AND launch_start_ns IS NOT NULL
+), moments AS (
+    SELECT tid, start_ns + duration_ns AS at_ns, 0 AS turn, -1 AS change, NULL AS op_id, NULL AS kernel_id
+    FROM raw_ops SEMI JOIN untied USING (tid) WHERE duration_ns > 0
+    UNION ALL
+    SELECT tid, start_ns, 1, 1, id, NULL FROM raw_ops SEMI JOIN untied USING (tid) WHERE duration_ns > 0
+    UNION ALL
+    SELECT tid, at_ns, 2, 0, NULL, kernel_id FROM untied
+), depths AS (
+    SELECT *, sum(change) OVER (PARTITION BY tid ORDER BY at_ns, turn ROWS UNBOUNDED PRECEDING) AS depth FROM moments
+)
+SELECT q.kernel_id, o.op_id AS enclosing_op
+FROM (SELECT * FROM depths WHERE turn = 2 AND depth > 0) AS q
+ASOF JOIN (SELECT * FROM depths WHERE turn = 1) AS o ON o.tid = q.tid AND o.depth = q.depth AND q.at_ns >= o.at_ns
+"""
+_LINKED_KERNELS = f"""
+CREATE TEMP TABLE linked_kernels AS
+SELECT t.* REPLACE (coalesce(t.op_id, o.enclosing_op) AS op_id)
+FROM ({_with_step("tied_kernels", "decisive_ns")}) AS t LEFT JOIN enclosing_ops AS o USING (kernel_id)
+"""
+
+
+def _case(expression: str, mapping: Mapping[str, object], otherwise: str) -> str:
+    branches = " ".join(
+        f"WHEN {quote_text(key)} THEN {value if isinstance(value, int) else quote_text(str(value))}"
+        for key, value in mapping.items()
+    )
+    return f"CASE {expression} {branches} ELSE {otherwise} END"
+
+
+_COMM_NAMES = ("collective", "dtype", "n_in", "n_out", "group_size", "group_name", "group_desc", "group_ranks", "seq",
+               "comms_id", "src", "dst", "in_split", "out_split")  # fmt: skip
+_MERGED = ", ".join(f"coalesce(k.{name}, m.{name}) AS {name}" for name in _COMM_NAMES)
+_FIRST_TYPE = "json_extract_string(input_types, '$[0]')"
+_FIRST_DIMS = "try_cast(json_extract(input_dims, '$[0]') AS BIGINT[])"
+# Device: the kernel's own metadata, else those of the operator that launched it. Host (gloo): the annotation of the
+# run, where a scalar has no dimensions, and one element.
+_ALL_COMMS = f"""
+CREATE TEMP TABLE all_comms AS
+WITH operators AS (
+    SELECT external_id, {", ".join(f"any_value({name}) AS {name}" for name in _COMM_NAMES)}
+    FROM raw_comm_ops WHERE external_id > 0 GROUP BY external_id
+), on_device AS (
+    SELECT k.kernel_id, k.name, {_MERGED}, k.device, k.stream, k.start_ns, k.duration_ns, k.step
+    FROM linked_kernels AS k LEFT JOIN operators AS m USING (external_id) WHERE k.type = 'communication'
+), on_host AS (
+    SELECT name, name[6:] AS collective, {_case(_FIRST_TYPE, CPP_DTYPES, _FIRST_TYPE)} AS dtype,
+           CASE WHEN input_dims IS NOT NULL THEN list_product(list_append({_FIRST_DIMS}, 1))::BIGINT END AS n_in,
+           n_in AS n_out, tid, start_ns, duration_ns, step
+    FROM ({_with_step("raw_annotations")}) WHERE kind = 'host' AND name LIKE 'gloo:%'
+), named AS (
+    SELECT *, {_case("collective", SAME_OP, "collective")} AS known,
+           {_case(f"regexp_extract(name, {quote_text(_OP_IN_KERNEL)}, 1)", _NAME_IN_KERNEL, "'unknown'")} AS guessed
+    FROM (SELECT * FROM on_device UNION ALL BY NAME SELECT * FROM on_host)
+)
+SELECT row_number() OVER (ORDER BY start_ns, kernel_id) - 1 AS comm_id, * EXCLUDE (collective, known, guessed),
+       coalesce(nullif(known, ''), guessed) AS op, op IN ({", ".join(map(quote_text, P2P_OPS))}) AS is_p2p,
+       greatest(n_in, n_out) * {_case("dtype", DTYPE_BYTES, "NULL")} AS n_bytes
+FROM named
+"""
+
+_PREPARATIONS = (
+    _STAGED_STEPS,
+    _LAUNCHES,
+    _LAUNCHING_OPS,
+    _KERNEL_TYPES,
+    _TIED_KERNELS,
+    _ENCLOSING_OPS,
+    _LINKED_KERNELS,
+    _ALL_COMMS,
+)
+_TIMED = ("raw_ops", "raw_calls", "raw_kernels", "raw_annotations")
+# Each table: the staged relations without which it has no rows, and how it is made.
+_SELECTS = {
+    "steps": (
+        ("raw_annotations",),
+        "SELECT step, name, tid, start_ns, end_ns - start_ns AS duration_ns FROM staged_steps",
+    ),
+    "ops": (("raw_ops",), f"SELECT *, id AS op_id FROM ({_with_step('raw_ops')})"),
+    "runtime_calls": (("raw_calls",), f"SELECT *, id AS call_id FROM ({_with_step('raw_calls')})"),
+    "kernels": (("raw_kernels",), "FROM linked_kernels"),
+    "comms": (("raw_kernels", "raw_annotations"), "FROM all_comms"),
+    "syncs": (("raw_syncs",), "FROM raw_syncs"),
+    "annotations": (("raw_annotations",), _with_step("raw_annotations")),
+    "memory": (("raw_memory",), "FROM raw_memory"),
+    "counters": (("raw_counters",), "FROM raw_counters"),
+    "flows": (("raw_flows",), "FROM raw_flows"),
+    "python_calls": (("raw_python_calls",), "FROM raw_python_calls"),
+}
