@@ -20,7 +20,7 @@ help:
 	@echo "make test    everything: lint, types, all tests, real torch jobs included"
 	@echo "make check   lint, types and the quick tests, none of which needs torch"
 	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
-	@echo "make bench   measure against torchfrtrace on this machine"
+	@echo "make bench   measure against torchfrtrace and Holistic Trace Analysis on this machine (about an hour)"
 	@echo "make clean   remove the environment and all caches"
 
 demo: $(PACKAGE)
@@ -42,6 +42,7 @@ docs: $(PACKAGE)
 
 bench: $(WITH_TORCH) $(PACKAGE)
 	$(BIN)/python bench/flight_recorder.py
+	$(BIN)/python bench/kineto.py
 
 clean:
 	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -19,10 +19,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import log2
 from pathlib import Path
 
-from measuring import Usage, run_measured
+from measuring import REPEATS, Command, Usage, measure_in_turns, processor, replace_between, run_measured
 from rankscope.simulate import Fault, JobSpec, Mesh, Noise, Simulation, simulate
 
 README = Path(__file__).with_name("README.md")
@@ -30,9 +31,6 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 MARKERS = ("<!-- measured: begin -->", "<!-- measured: end -->")
 
 FRAMES_PER_ENTRY = 12
-# Runs shorter than this are repeated and the best counts, as other work on the machine only ever adds time.
-SHORT_SECONDS = 60.0
-REPEATS = 3
 # A scan per look-up makes torchfrtrace quadratic in the number of entries at worst; noise must not claim more.
 MAX_GROWTH = 2.0
 
@@ -120,7 +118,7 @@ def main() -> int:
     text = "\n".join(_describe_machine() + _table(results, start_up) + _verdicts(results))
     print(text)
     if options.write:
-        _write_readme(text)
+        replace_between(README, MARKERS, text)
     return 0 if all(reached for _, reached in _targets(results)) else 1
 
 
@@ -173,28 +171,21 @@ def _measure(case: Case, dumps: Path, env: Mapping[str, str], limit_s: float) ->
     _note(f"{case.name}: making the dumps")
     folder, culprit = _make_dumps(case, dumps)
     result = Result(case, sum(path.stat().st_size for path in folder.iterdir()))
-    commands = _commands(folder)
-    if not case.with_torchfrtrace:
-        commands.pop(TORCHFRTRACE, None)
-    for turn in range(REPEATS):
-        # The tools take turns, in alternating order: a busy spell of the machine then hits all of them.
-        for tool in list(commands)[:: -1 if turn % 2 else 1]:
-            best = result.usages.get(tool)
-            if best is not None and (best.cpu_s > SHORT_SECONDS or tool == UNPICKLE_ALL):  # that one is for its memory
-                continue
-            usage = run_measured(commands[tool], env, limit_s)
-            _note(f"{case.name}: {tool}: {usage.cpu_s:.2f} s CPU, {usage.peak_bytes / 1e6:.0f} MB")
-            _check(tool, usage, culprit)
-            if best is None or usage.cpu_s < best.cpu_s:
-                result.usages[tool] = usage
+    commands = {
+        # All files kept is for the memory: once is enough.
+        tool: Command(arguments, env, partial(_check, tool, culprit), repeats=1 if tool == UNPICKLE_ALL else REPEATS)
+        for tool, arguments in _commands(folder).items()
+        if tool != TORCHFRTRACE or case.with_torchfrtrace
+    }
+    result.usages = measure_in_turns(commands, limit_s, lambda message: _note(f"{case.name}: {message}"))
     torchfrtrace = result.usages.get(TORCHFRTRACE)
     if torchfrtrace is not None and not torchfrtrace.timed_out and torchfrtrace.exit_code == 0:
         result.torchfrtrace_cpu_s = torchfrtrace.cpu_s
     return result
 
 
-def _check(tool: str, usage: Usage, culprit: int) -> None:
-    """A wrong answer in no time is worth nothing: rankscope must have named the culprit."""
+def _check(tool: str, culprit: int, usage: Usage) -> None:
+    """rankscope must have named the culprit."""
     if tool == RANKSCOPE:
         errors = [line for line in usage.output.splitlines() if line.startswith("error[")]
         if usage.exit_code != 1 or not errors or not re.search(rf"\brank {culprit}\b", errors[0]):
@@ -289,15 +280,7 @@ def _describe_machine() -> list[str]:
     versions = [f"Python {platform.python_version()}"]
     if importlib.util.find_spec("torch") is not None:
         versions.append(f"torch {importlib.metadata.version('torch')}")
-    return [f"{os.cpu_count()} cores ({_processor()}), {', '.join(versions)}.", ""]
-
-
-def _processor() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1).strip() if found else platform.machine()
+    return [f"{os.cpu_count()} cores ({processor()}), {', '.join(versions)}.", ""]
 
 
 def _table(results: Sequence[Result], start_up: Mapping[str, float]) -> list[str]:
@@ -345,13 +328,6 @@ def _torchfrtrace_cell(result: Result) -> str:
 
 def _verdicts(results: Sequence[Result]) -> list[str]:
     return [f"- {'reached' if reached else 'MISSED'}: {target}" for target, reached in _targets(results)]
-
-
-def _write_readme(text: str) -> None:
-    begin, end = MARKERS
-    before, _, rest = README.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    README.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def _note(message: str) -> None:

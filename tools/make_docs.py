@@ -3,8 +3,8 @@
     python tools/make_docs.py            write it
     python tools/make_docs.py --check    exit 1 and name the pages that are out of date
 
-Whole pages: docs/rules/*.md, docs/cli.md, docs/tables.md and docs/json-schema.json. Hand-written pages hold blocks
-between `<!-- begin NAME -->` and `<!-- end NAME -->`, which BLOCKS fills.
+Whole pages: docs/rules/*.md, docs/cli.md, docs/metrics.md, docs/tables.md and docs/json-schema.json. Hand-written pages
+hold blocks between `<!-- begin NAME -->` and `<!-- end NAME -->`, which BLOCKS fills.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rankscope.analyze import RULES, Rule
+from rankscope.analyze.metrics import METRICS
 from rankscope.cli import build_parser
 from rankscope.model.tables import SCHEMA
 from rankscope.render.as_json import schema
@@ -66,6 +67,7 @@ def all_pages() -> dict[Path, str]:
     pages["rules/index.md"] = rules_index()
     pages["cli.md"] = command_line_page(build_parser())
     pages["tables.md"] = tables_page()
+    pages["metrics.md"] = metrics_page()
     pages["json-schema.json"] = json.dumps(schema(), indent=2) + "\n"
     generated = {ROOT / "docs" / name: text for name, text in pages.items()}
     return generated | {
@@ -245,6 +247,20 @@ def tables_page() -> str:
     for table in SCHEMA.values():
         rows = ((f"`{column.name}`", column.kind, column.doc) for column in table.columns)
         parts += [f"## {table.name}", table.doc, markdown_table(("column", "type", "meaning"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def metrics_page() -> str:
+    parts = [
+        f"{NOTICE}\n# Metrics",
+        "What `rankscope metrics PATH NAME` measures in profiler traces. Each is a table as well, which "
+        "`rankscope query` and `rankscope export` compute when they are asked for it: [tables.md](tables.md) has "
+        "the columns. `--ranks` and `--steps` choose a part of the capture, `--set NAME=VALUE` changes a setting.",
+    ]
+    for metric in METRICS.values():
+        settings = ", ".join(f"`{name}={value}`" for name, value in metric.settings.items())
+        facts = f"Table: [{metric.table}](tables.md#{metric.table}). Needs: {', '.join(metric.needs)}."
+        parts += [f"## {metric.name}", metric.doc, facts + (f" Settings: {settings}." if settings else "")]
     return "\n\n".join(parts) + "\n"
 
 

@@ -139,7 +139,8 @@ def _option_hint(parser: argparse.ArgumentParser, message: str) -> str:
             options.update(action.option_strings)
             if isinstance(action, argparse._SubParsersAction):
                 pending.extend(action.choices.values())
-    return did_you_mean(message[len(prefix) :].split()[0], sorted(options))
+    word = message[len(prefix) :].split()[0]
+    return did_you_mean(word, sorted(options - {word}))  # the word itself is an option of another command
 
 
 def _never_fail_on_encoding(stream: TextIO) -> None:

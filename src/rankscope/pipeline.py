@@ -12,6 +12,7 @@ from rankscope.analyze.groups import resolve_groups
 from rankscope.analyze.matching import match_collectives
 from rankscope.analyze.metrics import table_makers
 from rankscope.analyze.view import derived, signatures_of
+from rankscope.model.database import database
 from rankscope.model.finding import SCHEMA_NAME, Capture, Report
 from rankscope.model.tables import Trace
 from rankscope.read.capture import Options, ReadSettings, read_capture
@@ -52,21 +53,38 @@ def diagnose(trace: Trace) -> Report:
 
 def describe_capture(trace: Trace) -> Capture:
     files, ranks, calls = trace.table("files"), trace.table("ranks"), trace.table("collectives")
-    present = {*ranks.array("rank").tolist(), *trace.table("profiles").array("rank").tolist()}
+    profiles = trace.table("profiles")
+    present = {*ranks.array("rank").tolist(), *profiles.array("rank").tolist()}
     members = set(trace.table("group_members").array("rank").tolist())
     sources: dict[str, int] = {}
     for name, status in zip(files.text("source").tolist(), files.text("status").tolist(), strict=True):
         if name and status != "ignored":
             sources[name] = sources.get(name, 0) + 1
-    created = calls.array("created_ns")
+    moments = [calls.array("created_ns"), profiles.array("start_ns"), profiles.array("end_ns")]
+    seen = [array for array in moments if len(array)]
+    hosts = {*ranks.text("host").tolist(), *profiles.text("host").tolist()}
+    told = int(profiles.array("world_size").max(initial=0))
+    n_steps, step_ns = _steps(trace)
     return Capture(
         paths=trace.paths,
         ranks=tuple(sorted(present)),
-        world_size=max(present | members, default=-1) + 1,
+        world_size=max(told, max(present | members, default=-1) + 1),
         sources=sources,
-        hosts=tuple(sorted({host for host in ranks.text("host").tolist() if host})),
+        hosts=tuple(sorted(filter(None, hosts))),
         n_groups=len(trace.table("groups")),
         n_calls=len(calls),
-        first_ns=int(created.min()) if len(calls) else None,
-        last_ns=int(created.max()) if len(calls) else None,
+        n_steps=n_steps,
+        step_ns=step_ns,
+        devices=tuple(sorted({name for name in trace.table("devices").text("name").tolist() if name})),
+        first_ns=min(int(array.min()) for array in seen) if seen else None,
+        last_ns=max(int(array.max()) for array in seen) if seen else None,
     )
+
+
+def _steps(trace: Trace) -> tuple[int, int | None]:
+    if not trace.has("steps"):
+        return 0, None
+    per_rank = "SELECT count(*) AS n, median(duration_ns) AS middle FROM steps GROUP BY rank"
+    sql = f"SELECT max(n), median(middle)::BIGINT FROM ({per_rank})"
+    [(n_steps, step_ns)] = database(trace).execute(sql).fetchall()
+    return n_steps, step_ns

@@ -12,9 +12,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.errors import BadFileError, InputError, OutputError, RankscopeError, UsageError
@@ -60,7 +61,7 @@ def _connected(address: str, n_workers: int) -> Iterator[Client]:
     try:
         import distributed
     except ImportError as error:
-        raise UsageError("--cluster needs Dask", "pip install rankscope[cluster]") from error
+        raise UsageError("--cluster needs Dask", "pip install 'rankscope[cluster]'") from error
     with ExitStack() as stack:
         stack.enter_context(_quiet())
         if address == LOCAL:
@@ -84,7 +85,7 @@ def _connected(address: str, n_workers: int) -> Iterator[Client]:
 
 
 def _reachable(address: str) -> str:
-    """The address of a scheduler, after a knock at its door: Dask takes long to give up, and is loud about it."""
+    """The address of a scheduler, after a knock at its door: Dask itself may wait for ever if somebody else opens."""
     from distributed import Security
 
     given = address
@@ -96,7 +97,9 @@ def _reachable(address: str) -> str:
         host, _, port = place.rpartition(":")
         if protocol not in ("", "tcp", "tls"):
             raise ValueError(protocol)
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as door:
+            if protocol != "tls" and not door.recv(1):  # a scheduler speaks first
+                raise ConnectionError("closed without a word")
     except (OSError, OverflowError, ValueError, KeyError, TypeError) as error:
         raise _no_scheduler(given) from error
     if protocol == "tls" and not Security().tls_ca_file:
@@ -137,27 +140,57 @@ def _in_order(answers: Iterator[tuple[int, Result]], n_claims: int) -> Iterator[
 
 def _answers(client: Client, read: _ReadOne, claims: Sequence[Claim]) -> Iterator[tuple[int, Result]]:
     """The number of each claim and its result, as they come in."""
-    from distributed import as_completed
+    from distributed import KilledWorker
+    from distributed.protocol.pickle import dumps
 
     # The largest first: a large one that is begun last would be waited for alone.
     order = sorted(range(len(claims)), key=lambda number: -claims[number][0].n_bytes)
-    version = _version()
-    tasks = [(read, version, _absolute(claims[number])) for number in order]
-    futures = client.map(_read_on_worker, tasks, pure=False, retries=_RETRIES, batch_size=_BATCH)
-    numbers = dict(zip((future.key for future in futures), order, strict=True))
+    tasks = {number: dumps(partial(_read_on_worker, read, _version(), _absolute(claims[number]))) for number in order}
+    known_workers: set[str] = set()
+    suspects: list[int] = []
+    for number, outcome in _outcomes(client, tasks):
+        if isinstance(outcome, KilledWorker):
+            suspects.append(number)
+            continue
+        answer = _answer(outcome)
+        _check_shared(answer, known_workers)
+        yield number, answer.result
+    for number in suspects:
+        # Alone: it may only have waited its turn at workers that another file ended.
+        ((_, outcome),) = _outcomes(client, {number: tasks[number]})
+        is_guilty = isinstance(outcome, KilledWorker)
+        yield number, _deadly(claims[number], outcome) if is_guilty else _answer(outcome).result
+
+
+def _outcomes(client: Client, tasks: Mapping[int, bytes]) -> Iterator[tuple[int, object]]:
+    """What became of each task, as they come in: an answer, or the error that stands for it."""
+    from distributed import as_completed
+
+    futures = client.map(_self_contained_call(), list(tasks.values()), pure=False, retries=_RETRIES, batch_size=_BATCH)
+    numbers = dict(zip((future.key for future in futures), tasks, strict=True))
     coming = as_completed(futures, loop=client.loop, with_results=True, raise_errors=False)
     futures.clear()  # as_completed holds those that are still to come; a worker may forget the others
-    known_workers: set[str] = set()
     patience = _Patience(client)
     while numbers:
         batch = coming.next_batch(block=False)
         if not batch:
             patience.spend(_POLL_S)
         for future, outcome in batch:
-            number = numbers.pop(future.key)
-            answer = _answer(outcome, claims[number])
-            _check_shared(answer, known_workers)
-            yield number, answer.result
+            # Not by the future's state: that changes when a worker is lost after its answer has come.
+            is_answer = isinstance(outcome, (_Answer, BaseException))
+            yield numbers.pop(future.key), outcome if is_answer else outcome[1]  # type, error, traceback
+
+
+def _self_contained_call() -> Callable[[bytes], _Answer]:
+    """Travels without a reference to rankscope: a worker that lacks it says so, instead of breaking its connection."""
+
+    def call(task: bytes) -> _Answer:
+        from distributed.protocol.pickle import loads
+
+        answer: _Answer = loads(task)()
+        return answer
+
+    return call
 
 
 def _absolute(claim: Claim) -> Claim:
@@ -172,10 +205,9 @@ def _version() -> str:
     return __version__
 
 
-def _read_on_worker(task: tuple[_ReadOne, str, Claim]) -> _Answer:
+def _read_on_worker(read: _ReadOne, version: str, claim: Claim) -> _Answer:
     from distributed import get_worker
 
-    read, version, claim = task
     source, _ = claim
     worker = f"{get_worker().address} on {socket.gethostname()}"
     if version != _version():
@@ -193,25 +225,26 @@ def _read_on_worker(task: tuple[_ReadOne, str, Claim]) -> _Answer:
         raise type(error)(f"worker {worker}: {error.message}", error.hint) from error
 
 
-def _answer(outcome: Any, claim: Claim) -> _Answer:
-    """The outcome decides, not the state: that may have changed since, when the worker was lost after its answer."""
-    from distributed import KilledWorker
+def _answer(outcome: object) -> _Answer:
+    from concurrent.futures import CancelledError
 
     if isinstance(outcome, _Answer):
         return outcome
-    if isinstance(outcome, BaseException):  # that it was cancelled, which is nothing that we do
+    if isinstance(outcome, CancelledError):  # by nobody but Dask itself
         raise InputError("the Dask scheduler went away", "run it again: what is in the cache is not read again")
-    _, error, _ = outcome
-    if isinstance(error, KilledWorker):
-        source, module = claim
-        problem = BadFileError(
-            f"ended {error.allowed_failures + 1} workers that read it",
-            "they likely ran out of memory: give each worker more, or read this file on one machine",
-        )
-        return _Answer("", (source, importlib.import_module(module).NAME, [], problem))
-    if isinstance(error, ModuleNotFoundError) and error.name == "rankscope":
-        raise UsageError("the workers do not have rankscope", "install it where the scheduler and the workers run")
-    raise error
+    if isinstance(outcome, ModuleNotFoundError) and (outcome.name or "").partition(".")[0] == "rankscope":
+        raise UsageError("the workers do not have rankscope", f"pip install rankscope=={_version()} there")
+    assert isinstance(outcome, BaseException)
+    raise outcome
+
+
+def _deadly(claim: Claim, error: Any) -> Result:
+    source, module = claim
+    problem = BadFileError(
+        f"ended {error.allowed_failures + 1} workers, one after the other, that read it",
+        "they likely ran out of memory: give each worker more, or read this file on one machine",
+    )
+    return source, importlib.import_module(module).NAME, [], problem
 
 
 def _check_shared(answer: _Answer, known: set[str]) -> None:
@@ -246,10 +279,16 @@ class _Patience:
         if now < self._next_look:
             return
         self._next_look = now + 1
-        if self._client.status != "running" or self._client.nthreads():
+        if self._has_workers():
             self._last_seen = now
         elif now > self._last_seen + NO_WORKER_S:
             raise InputError(
                 f"the Dask scheduler at {self._client.scheduler.address} has had no worker for {NO_WORKER_S} s",
                 "start workers with `dask worker ADDRESS`; what is in the cache is not read again",
             )
+
+    def _has_workers(self) -> bool:
+        try:
+            return bool(self._client.nthreads())
+        except OSError:  # the scheduler is gone: the files that it had will come back as cancelled
+            return False

@@ -29,9 +29,14 @@ def test_a_rule_runs_as_soon_as_its_own_tables_are_there() -> None:
     assert [finding.code for finding in findings] == ["D902"]
 
 
-def test_on_a_whole_capture_every_rule_runs() -> None:
-    _, _, checks = run_rules(job({0: ["dp:1 all_reduce done"], 1: ["dp:1 all_reduce done"]}))
-    assert [check.status for check in checks] == ["ran"] * len(RULES)
+def test_on_a_capture_of_dumps_every_rule_for_them_runs_and_the_others_say_why_not() -> None:
+    trace = job({0: ["dp:1 all_reduce done"], 1: ["dp:1 all_reduce done"]})
+    _, _, checks = run_rules(trace)
+    status = {check.rule: check.status for check in checks}
+    runs = {rule.name: "ran" if all(map(trace.has, rule.needs)) else "skipped" for rule in RULES.values()}
+    assert status == runs
+    assert {name for name, state in runs.items() if state == "ran"} > {"op-mismatch", "straggler", "ring-too-small"}
+    assert {check.why for check in checks if check.status == "skipped"} == {"no profiler traces in this capture"}
 
 
 def test_the_cause_comes_first_whatever_else_is_found() -> None:

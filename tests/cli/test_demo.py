@@ -10,6 +10,7 @@ from rankscope.cli import main
 from rankscope.commands.demo import is_right, mesh_of
 from rankscope.model.finding import Finding
 from rankscope.simulate import FAULTS, Mesh, Truth
+from rankscope.simulate.profiler import PROFILE_FAULTS
 from render import sample
 
 
@@ -75,7 +76,7 @@ def test_noise_reaches_the_dumps(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
-    assert listed == [*FAULTS, "none", "Next:"]
+    assert listed == [*FAULTS, *PROFILE_FAULTS, "none", "Next:"]
     assert list(Path().iterdir()) == []
 
 

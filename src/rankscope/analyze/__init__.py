@@ -2,20 +2,65 @@
 
 from __future__ import annotations
 
-from rankscope.analyze import deadlock, holes, late, mismatch, skipped, straggler, stuck
+from rankscope.analyze import (
+    comm_holes,
+    comm_late,
+    comm_traffic,
+    deadlock,
+    device_copies,
+    device_exposed,
+    device_host_late,
+    device_kernels,
+    device_loading,
+    device_memory,
+    holes,
+    host_rules,
+    late,
+    mismatch,
+    skipped,
+    straggler,
+    stuck,
+    whatif_rules,
+)
 from rankscope.analyze.registry import RULES, Effect, Rule, find_rule, rule
 from rankscope.model.finding import SEVERITIES, Check, Finding
-from rankscope.model.tables import Trace
+from rankscope.model.tables import SCHEMA, Trace
 
 __all__ = ["RULES", "Effect", "Rule", "find_rule", "rule", "run_rules"]
 
-RULE_MODULES = (mismatch, skipped, stuck, deadlock, late, straggler, holes)
+RULE_MODULES = (
+    mismatch,
+    skipped,
+    stuck,
+    deadlock,
+    late,
+    straggler,
+    holes,
+    device_host_late,
+    device_exposed,
+    device_loading,
+    device_copies,
+    device_memory,
+    device_kernels,
+    host_rules,
+    whatif_rules,
+    comm_holes,
+    comm_late,
+    comm_traffic,
+)
 
 # What gives a table that a rule misses: said where a check could not be made.
-_SOURCE_OF_TABLE = {
-    "collectives": "Flight Recorder dumps",
-    "matches": "Flight Recorder dumps",
+_NO_DUMPS = "no Flight Recorder dumps in this capture"
+_NO_DEVICE = "no device events: profile with ProfilerActivity.CUDA"
+_WHY_ABSENT = {
+    **dict.fromkeys(("ranks", "groups", "collectives", "matches"), _NO_DUMPS),
+    **dict.fromkeys(("kernels", "runtime_calls"), _NO_DEVICE),
+    "memory": "no allocations: profile with profile_memory=True",
+    "comms": "no collectives in the traces",
+    "steps": "no steps: call profiler.step() after each one",
+    "python_calls": "no Python functions: profile with with_stack=True, and read with --stacks",
 }
+_FAMILIES = "HXSPCLD"  # in which order what is equally severe is told: hangs first, holes in the data last
 
 
 def run_rules(trace: Trace) -> tuple[list[Finding], list[Finding], list[Check]]:
@@ -26,8 +71,7 @@ def run_rules(trace: Trace) -> tuple[list[Finding], list[Finding], list[Check]]:
     for rule_ in sorted(RULES.values(), key=lambda rule: rule.code):
         absent = [table for table in rule_.needs if not trace.has(table)]
         if absent:
-            wanted = _SOURCE_OF_TABLE.get(absent[0], f"data for the table {absent[0]}")
-            checks.append(Check(rule_.name, "skipped", f"no {wanted} in this capture"))
+            checks.append(Check(rule_.name, "skipped", _why_skipped(trace, absent[0])))
             continue
         checks.append(Check(rule_.name, "ran"))
         for result in rule_.function(trace):
@@ -35,5 +79,19 @@ def run_rules(trace: Trace) -> tuple[list[Finding], list[Finding], list[Check]]:
                 effects.append(result.finding)
             else:
                 findings.append(result)
-    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))  # stable: rules are in order of their codes
+    findings.sort(key=_importance)  # stable: rules are in order of their codes
     return findings, effects, checks
+
+
+def _why_skipped(trace: Trace, table: str) -> str:
+    is_profiled = trace.has("profiles")
+    if SCHEMA[table].storage != "memory" or table == "profiles":
+        return (
+            _WHY_ABSENT.get(table, f"no {table} in the traces") if is_profiled else "no profiler traces in this capture"
+        )
+    return _WHY_ABSENT.get(table, f"no data for the table {table} in this capture")
+
+
+def _importance(finding: Finding) -> tuple[int, int, float]:
+    family = _FAMILIES.find(finding.code[:1]) % (len(_FAMILIES) + 1)
+    return SEVERITIES.index(finding.severity), family, -(finding.evidence.cost_pct or 0)

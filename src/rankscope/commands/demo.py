@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from rankscope.commands import output
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     from rankscope.model.finding import Report
     from rankscope.simulate import Fault, JobSpec, Mesh, Noise, Simulation, Truth
 
-HELP = "simulate a faulty job, write its dumps and diagnose them"
+HELP = "simulate a hung or slow job, write its traces and diagnose them"
 DEFAULT_FOLDER = "rankscope-demo"
 FILE_PREFIX = "nccl_trace_rank_"
 HEALTHY = "none"
+DEFAULT_RANKS = 64
+_TRACE_NAME = re.compile(r"kineto_trace_\d+\.json\.gz")
 # From here on one waits long enough to wonder.
 _MANY_RANKS = 256
 
@@ -28,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("-o", "--output", metavar="DIR", help=f"folder for the dumps (default: a new one, {DEFAULT_FOLDER})")
     add("--force", action="store_true", help="write into DIR although it exists, replacing the dumps in it")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--ranks", type=_number, metavar="N", default=64, help="size of the job (default: 64)")
+    size.add_argument("--ranks", type=_number, metavar="N", help="size of the job (default: 64, of a slow one 8)")
     size.add_argument("--mesh", metavar="DP,TP,PP", help="its data, tensor and pipeline parallel dimensions instead")
     add("--fault", metavar="KIND", default="op", help=f"what goes wrong, or {HEALTHY}; see --list (default: op)")
     add("--rank", type=_number, metavar="R", help="the rank that goes wrong (default: drawn from the seed)")
@@ -56,7 +59,10 @@ def run(args: Namespace) -> int:
         return _list_faults(args)
     from rankscope import pipeline
     from rankscope.simulate import simulate
+    from rankscope.simulate.profiler import PROFILE_FAULTS
 
+    if args.fault in PROFILE_FAULTS:
+        return _run_slow_job(args)
     spec, fault, noise = _job(args)
     folder = _make_folder(args.output, args.force)
     _say_if_slow(spec.mesh.world)
@@ -72,10 +78,32 @@ def run(args: Namespace) -> int:
     return 0 if agrees else 1
 
 
+def _run_slow_job(args: Namespace) -> int:
+    from dataclasses import asdict
+
+    from rankscope import pipeline
+    from rankscope.commands.demo_profile import FILE_STEM, names_culprit, simulate_slow_job, truth_lines
+
+    simulation = simulate_slow_job(args)
+    folder = _make_folder(args.output, args.force)
+    simulation.write(folder, names=FILE_STEM + "{rank}.json")
+    report = pipeline.diagnose(load_paths([folder]))
+    agrees = names_culprit(report, simulation)
+    if args.json:
+        truth = {"cause": simulation.truth.cause, "ranks": simulation.truth.ranks}
+        spec = asdict(simulation.spec)
+        output.print_json({"folder": folder, "spec": spec, "truth": truth, "agrees": agrees, "report": report})
+    else:
+        _show(report, args)
+        output.print_lines(truth_lines(folder, simulation, agrees))
+    return 0 if agrees else 1
+
+
 def _list_faults(args: Namespace) -> int:
     from rankscope.simulate import FAULT_HELP
+    from rankscope.simulate.profiler import PROFILE_FAULT_HELP
 
-    faults = {**FAULT_HELP, HEALTHY: "nothing goes wrong"}
+    faults = {**FAULT_HELP, **PROFILE_FAULT_HELP, HEALTHY: "nothing goes wrong"}
     if args.json:
         output.print_json(faults)
         return 0
@@ -94,7 +122,7 @@ def _job(args: Namespace) -> tuple[JobSpec, Fault | None, Noise]:
     if args.fault == HEALTHY and (args.rank is not None or args.step is not None):
         raise UsageError("a job without a fault has no rank or step that goes wrong", "leave out --rank and --step")
     fault = None if args.fault == HEALTHY else Fault(args.fault, args.rank, args.step)
-    mesh = parse_mesh(args.mesh) if args.mesh else mesh_of(args.ranks, args.fault)
+    mesh = parse_mesh(args.mesh) if args.mesh else mesh_of(args.ranks or DEFAULT_RANKS, args.fault)
     noise = Noise(ring=args.ring, lost=args.lost, cut=args.cut, clock_skew_ms=args.clock_skew_ms)
     return JobSpec(mesh, steps=args.steps, seed=args.seed), fault, noise
 
@@ -143,12 +171,12 @@ def _free_name(stem: str) -> str:
 
 
 def _clear(folder: str, force: bool) -> None:
-    """Removes the dumps of an earlier demonstration, and nothing else."""
+    """Removes the traces of an earlier demonstration, and nothing else."""
     names = os.listdir(folder)
     if names and not force:
         raise OutputError(f"{folder} is not empty", "choose another folder, or give --force to replace the dumps in it")
     for name in names:
-        if name.removeprefix(FILE_PREFIX).isdecimal():
+        if name.removeprefix(FILE_PREFIX).isdecimal() or _TRACE_NAME.fullmatch(name):
             os.unlink(os.path.join(folder, name))
 
 

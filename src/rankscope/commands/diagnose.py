@@ -72,6 +72,8 @@ def next_command(report: Report) -> str:
     if report.findings:
         return f"rankscope explain {report.findings[0].code}"
     paths = " ".join(map(shlex.quote, report.capture.paths))
+    if report.capture.sources.keys() & {"kineto", "nsys"}:
+        return f"rankscope metrics {paths}"
     return f"rankscope fr {paths} -j" if "flight_recorder" in report.capture.sources else f"rankscope tables {paths}"
 
 

@@ -191,7 +191,7 @@ def _hint(message: str, connection: DuckDBPyConnection) -> str:
     word = "".join(quoted[-1]) if quoted else ""
     if message.startswith("Catalog Error: Table"):
         return did_you_mean(word, SCHEMA) or f"the tables are {', '.join(SCHEMA)}"
-    if "column" in message:
+    if "column" in message and "(use: " not in message:
         columns = {column.name for spec in SCHEMA.values() for column in spec.columns}
         return did_you_mean(word.rpartition(".")[2], sorted(columns)) or "rankscope tables lists every column"
     return "rankscope tables lists every table and column"

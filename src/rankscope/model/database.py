@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.model.schema import PART_KEYS
-from rankscope.model.sql import quote_name, quote_text
+from rankscope.model.sql import quote_name, quote_path, quote_text
 from rankscope.model.tables import MISSING, SCHEMA, Array, Column, Part, Table, TableSpec, Text, Trace
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def connect(trace: Trace, only: Collection[str] | None = None) -> DuckDBPyConnec
     import duckdb
 
     connection = duckdb.connect(":memory:")
-    connection.execute(f"SET temp_directory = {quote_text(_spill_folder())}").fetchall()
+    connection.execute(f"SET temp_directory = {quote_text(spill_folder())}").fetchall()
     _register_remote_files(connection, trace)
     _register_parts(connection, trace)
     for spec in SCHEMA.values():
@@ -119,7 +119,7 @@ def _register_parts(connection: DuckDBPyConnection, trace: Trace) -> None:
 
 
 def _parts_view(spec: TableSpec, parts: Sequence[Part]) -> str:
-    paths = ", ".join(quote_text(part.path) for part in parts)
+    paths = ", ".join(quote_path(part.path) for part in parts)
     own = ", ".join(quote_name(column.name) for column in spec.columns if column.name not in PART_KEYS)
     return (
         f"CREATE TEMP VIEW {quote_name(spec.name)} AS "
@@ -142,7 +142,7 @@ def _register_remote_files(connection: DuckDBPyConnection, trace: Trace) -> None
         connection.register_filesystem(fsspec.core.url_to_fs(path)[0])
 
 
-def _spill_folder() -> str:
+def spill_folder() -> str:
     import tempfile
 
     return os.path.join(tempfile.gettempdir(), f"rankscope-spill-{os.getpid()}")

@@ -76,6 +76,8 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     stacks: tuple[StackGroup, ...] = ()
     waiting_ns: int | None = None
     n_blocked: int | None = None
+    cost_pct: float | None = None  # share of the step, or of the capture where there are no steps
+    cost_ns: int | None = None  # per step
     facts: dict[str, Any] = {}
 
 
@@ -114,6 +116,9 @@ class Capture(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...] = ()
     n_groups: int = 0
     n_calls: int = 0
+    n_steps: int = 0  # that profiler traces hold, of the rank with the most
+    step_ns: int | None = None  # the median of them
+    devices: tuple[str, ...] = ()
     first_ns: int | None = None
     last_ns: int | None = None
 

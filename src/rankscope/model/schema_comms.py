@@ -1,7 +1,197 @@
-"""Tables computed from profiler traces when asked for."""
+"""Tables computed from profiler traces when asked for: collectives matched across ranks, clocks, waits and stragglers.
+
+Times in these tables are on one common clock: those of the traces less the offsets in `profile_clocks`.
+"""
 
 from __future__ import annotations
 
-from rankscope.model.schema import TableSpec
+from rankscope.model.schema import TableSpec, spec
 
-COMM_TABLES: tuple[TableSpec, ...] = ()
+COMM_TABLES: tuple[TableSpec, ...] = (
+    spec(
+        "comm_groups",
+        "Groups of ranks that communicate with each other, as profiler traces name them or their traffic shows.",
+        """
+        group_key        int32    Number of the group in this capture.
+        name             text     Process group; empty when the traces do not tell.
+        desc             text     Description of the group.
+        ranks            text     Global ranks of the group, as JSON.
+        size             int32    Members of the group.
+        is_inferred      bool     True when the members were not recorded but concluded.
+        n_hosts          int32    Hosts of the members, as far as they are known.
+        n_calls          int64    Calls of all members together.
+        """,
+        "derived",
+    ),
+    spec(
+        "comm_matches",
+        "Logical collectives and transfers: what the calls of several ranks did together.",
+        """
+        match_id            int64    Number of the logical call, in order of its end.
+        group_key           int32    Its group in comm_groups.
+        op                  text     all_reduce, all_gather, ...; transfer for a send and its recv.
+        is_p2p              bool     True for a transfer.
+        seq                 int64    Sequence number in the group, where it was recorded.
+        step                int64    Step in which it was launched.
+        dtype               text     Type of the elements.
+        n_bytes             int64    Size of the message by the convention of nccl-tests; the largest of all members.
+        n_members           int32    Ranks that take part.
+        n_seen              int32    Those of them whose call was found.
+        is_complete         bool     True when the calls of all members were found.
+        method              text     How the calls were found to belong together: comms-id, seq, order or time.
+        confidence          float64  How sure that is, from 0 to 1.
+        start_ns            int64    When the first member joined.
+        last_arrival_ns     int64    When the last member joined.
+        end_ns              int64    When half of the members were done.
+        last_rank           int32    The member that joined last.
+        last_file_id        int32    Its trace.
+        wait_ns             int64    From the first to the last arrival.
+        transfer_ns         int64    From the last arrival to the end.
+        end_spread_ns       int64    From the first to the last end.
+        algorithm_gbps      float64  Bytes by transfer time, in GB/s.
+        bus_gbps            float64  The same times what has to move per byte: comparable between group sizes.
+        """,
+        "derived",
+    ),
+    spec(
+        "comm_calls",
+        "For each row of comms: the logical call it was part of, and what its time went into.",
+        """
+        file_id             int32    The trace.
+        rank                int32    Global rank.
+        comm_id             int64    The call in comms.
+        match_id            int64    The logical call in comm_matches; NULL when its partners were not found.
+        group_key           int32    Its group in comm_groups; NULL when it is not known.
+        step                int64    Step in which it was launched.
+        start_ns            int64    When the rank joined.
+        end_ns              int64    When it was done.
+        wait_ns             int64    From its arrival to that of the last member.
+        transfer_ns         int64    From the last arrival to its end.
+        lateness_ns         int64    From the middle of the members' arrivals to its own; 0 for those before.
+        exposed_ns          int64    The part of its time in which the rank did nothing else.
+        is_last             bool     True for the member that joined last.
+        """,
+        "derived",
+    ),
+    spec(
+        "profile_clocks",
+        "How far the clock of each trace is off, by the ends of the collectives that it shares with others.",
+        """
+        file_id             int32    The trace.
+        rank                int32    Global rank.
+        host                text     Whose clock it is; empty when the host is not known and the rank counts as its own.
+        offset_ns           int64    What its times are ahead of the common clock at at_ns.
+        drift_ppb           float64  By how many billionths its clock runs faster.
+        at_ns               int64    The moment at which the offset holds, on its own clock.
+        error_ns            int64    How far off the offset may be; NULL when the clock could not be aligned.
+        residual_ns         int64    How far the ends of shared calls are apart after that: nine of ten are closer.
+        n_shared            int64    Calls shared with other clocks.
+        is_aligned          bool     True when the offset is known, or when there is no other clock.
+        """,
+        "derived",
+    ),
+    spec(
+        "comm_waits",
+        "Per rank, group and operation: how much of the communication was waiting for others, how much moved data.",
+        """
+        rank                int32    Global rank.
+        group_key           int32    The group in comm_groups.
+        group_name          text     Its name.
+        op                  text     The operation.
+        n_calls             int64    Calls whose partners were found.
+        total_ns            int64    Their time.
+        wait_ns             int64    The part before the last member had joined.
+        transfer_ns         int64    The part after that.
+        exposed_ns          int64    The part of their time in which the rank did nothing else.
+        wait_pct            float64  wait_ns of total_ns.
+        """,
+        "derived",
+    ),
+    spec(
+        "comm_bandwidth",
+        "Per group, operation and size: how fast data moved once all members had joined.",
+        """
+        group_key           int32    The group in comm_groups.
+        group_name          text     Its name.
+        group_size          int32    Its members.
+        n_hosts             int32    Their hosts.
+        op                  text     The operation.
+        bucket_bytes        int64    Sizes from this one up to twice as much.
+        n_matches           int64    Logical calls.
+        n_bytes             int64    Their median size.
+        transfer_ns         int64    Their median transfer time.
+        algorithm_gbps      float64  Median of bytes by transfer time, in GB/s.
+        bus_gbps            float64  Median of the bus bandwidth, in GB/s.
+        slowest_gbps        float64  The lowest bus bandwidth.
+        fastest_gbps        float64  The highest bus bandwidth.
+        """,
+        "derived",
+    ),
+    spec(
+        "comm_imbalance",
+        "Per rank: how much more or less it sends and receives than the other members of the same calls.",
+        """
+        group_key           int32    The group in comm_groups.
+        group_name          text     Its name.
+        op                  text     The operation.
+        rank                int32    Global rank.
+        n_calls             int64    Calls of which not all members had the same share.
+        sent_bytes          int64    What it sent.
+        received_bytes      int64    What it received.
+        mean_sent_bytes     int64    What a member sent on average.
+        mean_received_bytes int64    What a member received on average.
+        sent_ratio          float64  sent_bytes by the mean.
+        received_ratio      float64  received_bytes by the mean.
+        """,
+        "derived",
+    ),
+    spec(
+        "arrivals",
+        "Per rank and group: how often it came last, and what that cost the others.",
+        """
+        rank                int32    Global rank.
+        group_key           int32    The group in comm_groups.
+        group_name          text     Its name.
+        n_matches           int64    Logical calls that it took part in.
+        n_last              int64    Those to which it came last.
+        last_pct            float64  n_last of n_matches.
+        mean_lateness_ns    int64    How long after the middle of the members it came, where it came last.
+        max_lateness_ns     int64    The same at its worst.
+        caused_wait_ns      int64    What all others together waited for it.
+        """,
+        "derived",
+    ),
+    spec(
+        "stragglers",
+        "Per rank: how much less it stands in communication than its peers. Who does least is waited for.",
+        """
+        rank                int32    Global rank.
+        group_key           int32    The group whose members are its peers.
+        n_peers             int32    Peers that were traced.
+        n_steps             int64    Steps that were compared.
+        n_late_steps        int64    Steps in which its peers stood clearly longer than it did.
+        n_last              int64    Logical calls to which it came last.
+        exposed_ns          int64    Its exposed communication in a step, on average.
+        peers_exposed_ns    int64    The same of the median peer.
+        cost_ns             int64    What the median peer stood longer in a step because of it, on average.
+        step_ns             int64    Mean duration of a step.
+        cost_pct            float64  cost_ns of step_ns.
+        """,
+        "derived",
+    ),
+    spec(
+        "late_causes",
+        "Per rank that others wait for: what it spends more time on than its peers, per step in which it is late.",
+        """
+        rank                int32    Global rank.
+        part                text     Where time goes: computation, copies, device idle; data loading, compiling, ...
+        cause               text     Why the rank is late: slow-kernels, more-work, host-bound, data-loading, ...
+        is_main             bool     True for the part that explains the delay.
+        own_ns              int64    What the rank spends on it per step.
+        peers_ns            int64    What the median peer does.
+        excess_ns           int64    The difference.
+        late_ns             int64    The delay to be explained, per step.
+        """,
+        "derived",
+    ),
+)

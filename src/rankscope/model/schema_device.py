@@ -1,7 +1,225 @@
-"""Tables computed from profiler traces when asked for."""
+"""Tables computed from profiler traces when asked for: what the device did with its time.
+
+A traced process is a file and a rank: a rank that was traced twice has two rows where a rank has one otherwise.
+"""
 
 from __future__ import annotations
 
-from rankscope.model.schema import TableSpec
+from rankscope.model.schema import TableSpec, spec
 
-DEVICE_TABLES: tuple[TableSpec, ...] = ()
+DEVICE_TABLES: tuple[TableSpec, ...] = (
+    spec(
+        "temporal_breakdown",
+        "Per traced process: how long its device computed, did other work, and had none.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        n_kernels        int64    Kernels, copies and fills.
+        kernel_ns        int64    From the start of the first to the end of the last.
+        idle_ns          int64    Nothing ran.
+        compute_ns       int64    At least one kernel computed.
+        non_compute_ns   int64    Only communication, copies and fills ran.
+        idle_pct         float64  Share of kernel_ns.
+        compute_pct      float64  Share of kernel_ns.
+        non_compute_pct  float64  Share of kernel_ns.
+        """,
+        "derived",
+    ),
+    spec(
+        "comm_overlap",
+        "Per traced process: communication, and how much of it was hidden behind computation.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        comm_ns          int64    At least one communication kernel ran.
+        compute_ns       int64    At least one kernel computed.
+        overlap_ns       int64    Both.
+        exposed_comm_ns  int64    Communication without computation.
+        overlap_pct      float64  Share of the communication that computation hid.
+        """,
+        "derived",
+    ),
+    spec(
+        "kernel_types",
+        "Time per combination of types of work that ran at once, all processes added.",
+        """
+        kernel_type      text     The types, joined by +.
+        total_ns         int64    Time in which exactly these ran.
+        share_pct        float64  Share of the time in which anything ran.
+        """,
+        "derived",
+    ),
+    spec(
+        "kernel_breakdown",
+        "Per rank and name of a kernel, copy or fill: how often and how long.",
+        """
+        rank             int32    Global rank.
+        name             text     Name.
+        type             text     computation, communication, memory or other.
+        n_kernels        int64    How often it ran.
+        total_ns         int64    All runs added.
+        min_ns           int64    The shortest run.
+        max_ns           int64    The longest run.
+        mean_ns          int64    Mean duration.
+        std_ns           int64    Standard deviation of the duration; NULL for a single run.
+        share_pct        float64  Share of the rank's kernel time.
+        """,
+        "derived",
+    ),
+    spec(
+        "idle_breakdown",
+        "Per stream and cause: the time in which the stream had nothing to run.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        device           int32    Device.
+        stream           int64    Stream.
+        category         text     host_wait, kernel_wait or other.
+        n_gaps           int64    Gaps.
+        idle_ns          int64    The gaps added.
+        min_ns           int64    The shortest gap.
+        max_ns           int64    The longest gap.
+        mean_ns          int64    Mean gap.
+        share_pct        float64  Share of the stream's idle time.
+        """,
+        "derived",
+    ),
+    spec(
+        "step_breakdown",
+        "Per traced process and step: where the time went. The eight parts add up to the duration.",
+        """
+        file_id           int32    The trace.
+        rank              int32    Global rank.
+        step              int64    Step; NULL where none was marked and the row is the whole trace.
+        start_ns          int64    Start.
+        duration_ns       int64    Duration.
+        kernel_ns         int64    A kernel ran that does not communicate.
+        memcpy_ns         int64    Of the rest: a copy ran.
+        memset_ns         int64    Of the rest: a fill ran.
+        communication_ns  int64    Of the rest: a collective or transfer ran.
+        runtime_ns        int64    Of the rest: the host was in a call into the device's runtime.
+        data_loader_ns    int64    Of the rest: the host fetched data.
+        cpu_ns            int64    Of the rest: an operator ran on the host.
+        other_ns          int64    Nothing of these: Python, other programs, waiting.
+        device_busy_ns    int64    Anything ran on the device.
+        device_busy_pct   float64  Share of the step.
+        """,
+        "derived",
+    ),
+    spec(
+        "device_utilisation",
+        "Per traced process: how well its steps used the device.",
+        """
+        file_id            int32    The trace.
+        rank               int32    Global rank.
+        n_kernels          int64    Kernels, copies and fills.
+        window_ns          int64    The steps added; the whole trace where none was marked.
+        busy_ns            int64    Anything ran on the device.
+        busy_pct           float64  Share of the steps.
+        sm_efficiency_pct  float64  Estimated share of the multiprocessors' time in which they had a block to run.
+        occupancy_pct      float64  Estimated occupancy, by duration.
+        tensor_core_pct    float64  Share of computing time in kernels named after tensor core instructions.
+        """,
+        "derived",
+    ),
+    spec(
+        "memory_bandwidth",
+        "Bandwidth of copies and fills over time: one row per change.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        kind             text     Kind of copy or fill, as the trace names it.
+        time_ns          int64    When.
+        bandwidth_gbps   float64  GB/s of all that run from here on.
+        """,
+        "derived",
+    ),
+    spec(
+        "bandwidth_summary",
+        "Per rank and kind of copy or fill: sizes, time and bandwidth.",
+        """
+        rank             int32    Global rank.
+        kind             text     Kind of copy or fill, as the trace names it.
+        n_copies         int64    How many.
+        total_bytes      int64    Bytes moved.
+        total_ns         int64    Their durations added.
+        median_bytes     int64    Half of them are smaller.
+        min_gbps         float64  The slowest.
+        median_gbps      float64  Half of them are slower.
+        max_gbps         float64  The fastest.
+        mean_gbps        float64  By duration.
+        """,
+        "derived",
+    ),
+    spec(
+        "memory_timeline",
+        "Memory of a device over time: one row per allocation or free.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        device_type      text     cpu, cuda, ...
+        device           int32    Device.
+        time_ns          int64    When.
+        allocated_bytes  int64    Bytes in use afterwards.
+        reserved_bytes   int64    Bytes that the allocator holds afterwards.
+        """,
+        "derived",
+    ),
+    spec(
+        "memory_peaks",
+        "Per traced process and device: the most memory in use, and whether it grows from step to step.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        device_type      text     cpu, cuda, ...
+        device           int32    Device.
+        peak_bytes       int64    The most bytes in use.
+        peak_ns          int64    When that was reached.
+        peak_step        int64    In which step.
+        peak_op          text     Innermost operator at the peak.
+        peak_top_op      text     Outermost operator at the peak.
+        reserved_bytes   int64    The most bytes that the allocator held.
+        n_steps          int64    Steps whose end is compared.
+        first_bytes      int64    In use at the end of the first of them.
+        last_bytes       int64    In use at the end of the last of them.
+        growth_bytes     int64    Median growth from the end of a step to the end of the next; 0 when it shrinks.
+        n_grown          int64    Steps at whose end more was in use than at the end of the one before.
+        """,
+        "derived",
+    ),
+    spec(
+        "counter_ops",
+        "Hardware counters of a kernel range, with the operators that launched the kernel.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        range_id         int64    Number of the range.
+        name             text     Name of the range.
+        counter          text     Name of the counter.
+        value            float64  Its value.
+        duration_ns      int64    Duration of the range.
+        call_id          int64    The launch that the range is taken to belong to.
+        op               text     Innermost operator around the launch.
+        top_op           text     Outermost operator around the launch.
+        op_stack         text     All operators around the launch, outermost first, as JSON.
+        """,
+        "derived",
+    ),
+    spec(
+        "annotation_breakdown",
+        "Per rank and annotation: how often, how long, and the device's work for it.",
+        """
+        rank             int32    Global rank.
+        name             text     Name.
+        kind             text     host or device.
+        n_ranges         int64    How often.
+        total_ns         int64    All of them added.
+        min_ns           int64    The shortest.
+        max_ns           int64    The longest.
+        mean_ns          int64    Mean duration.
+        n_kernels        int64    Kernels launched inside; on the device: running inside.
+        kernel_ns        int64    Their durations added.
+        """,
+        "derived",
+    ),
+)

@@ -1,7 +1,251 @@
-"""Tables computed from profiler traces when asked for."""
+"""Tables computed from profiler traces when asked for: how the host kept the device busy."""
 
 from __future__ import annotations
 
-from rankscope.model.schema import TableSpec
+from rankscope.model.schema import TableSpec, spec
 
-HOST_TABLES: tuple[TableSpec, ...] = ()
+HOST_TABLES: tuple[TableSpec, ...] = (
+    spec(
+        "call_tree",
+        "Operators with their place in the calls of their thread; those of a thread in the order of `position`.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        op_id            int64    The operator.
+        parent_id        int64    The operator that called it; NULL at the top.
+        aten_id          int64    The innermost aten operator that it is or lies in.
+        name             text     Name.
+        tid              int64    Thread.
+        depth            int32    Operators above it.
+        position         int64    Its place when all operators are told from the outside in.
+        last_position    int64    The place of the last operator inside it; its own when there is none.
+        start_ns         int64    Start.
+        duration_ns      int64    Duration.
+        self_ns          int64    Duration without the operators inside it.
+        is_recursive     bool     True when an operator of the same name lies around it.
+        n_kernels        int64    Kernels that it launched itself.
+        kernel_ns        int64    Their time.
+        n_kernels_below  int64    Kernels launched by it and all operators inside it.
+        kernel_below_ns  int64    Their time.
+        step             int64    Step in which it started.
+        """,
+        "derived",
+    ),
+    spec(
+        "op_breakdown",
+        "Operators by name: host time and the device time that they caused.",
+        """
+        rank             int32    Global rank.
+        name             text     Name.
+        n                int64    How often it ran.
+        total_ns         int64    Host time from start to end; a run inside a run of the same name counts once.
+        self_ns          int64    Host time without the operators inside it.
+        mean_ns          int64    Mean duration of a run.
+        n_kernels        int64    Kernels that it launched itself.
+        kernel_ns        int64    Their time.
+        n_kernels_below  int64    Kernels launched by it and by the operators inside it.
+        kernel_below_ns  int64    Their time.
+        """,
+        "derived",
+    ),
+    spec(
+        "kernel_sequences",
+        "Sequences of kernels that recur under one operator.",
+        """
+        rank             int32    Global rank.
+        operator         text     The outermost operator that fits.
+        kernels          text     Names of its kernels in order of time, as JSON.
+        n_kernels        int64    Length of the sequence.
+        n                int64    How often it ran.
+        kernel_ns        int64    Time of its kernels, all runs together.
+        cpu_ns           int64    Host time of the operator, all runs together.
+        """,
+        "derived",
+    ),
+    spec(
+        "op_kernel_delays",
+        "How long an aten operator takes to launch, and its kernel to start.",
+        """
+        rank             int32    Global rank.
+        operator         text     The innermost aten operator around the launch.
+        kernels          text     Names of the kernels that one run launches, in order of time, as JSON.
+        n_kernels        int64    How many they are.
+        n                int64    How often it ran.
+        to_launch_ns     int64    Mean time from its start to the start of its first launch.
+        to_kernel_ns     int64    Mean time from the start of that launch to the start of the first kernel.
+        """,
+        "derived",
+    ),
+    spec(
+        "module_breakdown",
+        "Modules (nn.Module) by name: host time, and device time of the kernels launched inside.",
+        """
+        rank             int32    Global rank.
+        module           text     Name of the module.
+        parent           text     The module that called it; empty at the top.
+        depth            int32    Modules above it.
+        source           text     stacks (Python calls) or annotations.
+        n                int64    How often it ran.
+        total_ns         int64    Host time from start to end.
+        self_ns          int64    Host time without the modules inside it.
+        n_kernels        int64    Kernels launched in it, outside the modules inside it.
+        kernel_ns        int64    Their time.
+        n_kernels_below  int64    Kernels launched in it and in the modules inside it.
+        kernel_below_ns  int64    Their time.
+        n_kernels_backward  int64  Kernels of the backward pass of both.
+        kernel_backward_ns  int64  Their time.
+        """,
+        "derived",
+    ),
+    spec(
+        "launch_stats",
+        "Calls that put work on the device.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        call_id          int64    The call.
+        name             text     cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch, hipMemcpyAsync, ...
+        kernel           text     Name of its first kernel.
+        n_kernels        int64    Kernels that it launched: many for a graph.
+        stream           int64    Stream of its first kernel.
+        start_ns         int64    Start of the call.
+        cpu_ns           int64    Duration of the call.
+        gpu_ns           int64    Time of its kernels.
+        delay_ns         int64    From the end of the call to the start of its first kernel; 0 where that began before.
+        step             int64    Step in which it was launched.
+        """,
+        "derived",
+    ),
+    spec(
+        "launch_summary",
+        "Launches per rank: how many were short, slow or delayed.",
+        """
+        rank             int32    Global rank.
+        n_launches       int64    Launches.
+        n_kernels        int64    Kernels that they launched.
+        n_short          int64    Launches that took longer than their kernels.
+        n_slow           int64    Launches that took longer than the setting slow_us.
+        n_delayed        int64    Launches whose kernel began more than the setting delay_us after their end.
+        cpu_ns           int64    Host time in launches.
+        gpu_ns           int64    Time of the kernels.
+        median_cpu_ns    int64    Median duration of a launch.
+        median_gpu_ns    int64    Median time of a launch's kernels.
+        median_delay_ns  int64    Median delay.
+        max_delay_ns     int64    Longest delay.
+        """,
+        "derived",
+    ),
+    spec(
+        "queue_length",
+        "How many launches waited for their stream, whenever that changed.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        device           int32    Device.
+        stream           int64    Stream.
+        time_ns          int64    From when on.
+        n_queued         int64    Launches made whose first kernel has not begun.
+        step             int64    Step of the launch or kernel that changed it.
+        """,
+        "derived",
+    ),
+    spec(
+        "queue_summary",
+        "How many launches waited for their stream: one row per rank and stream.",
+        """
+        rank             int32    Global rank.
+        device           int32    Device.
+        stream           int64    Stream.
+        n_changes        int64    Changes of the queue's length.
+        mean_queued      float64  Mean length over time.
+        median_queued    float64  Median over the changes.
+        p95_queued       float64  95th percentile over the changes.
+        max_queued       int64    Longest.
+        """,
+        "derived",
+    ),
+    spec(
+        "queue_blocked",
+        "How long the launch queue of a stream was full: the host then waits inside the launch.",
+        """
+        rank             int32    Global rank.
+        device           int32    Device.
+        stream           int64    Stream.
+        n_blocked        int64    How often the queue became full.
+        blocked_ns       int64    Time at or above the setting max_queue.
+        longest_ns       int64    Longest such time.
+        window_ns        int64    From the first to the last change of any queue of the rank.
+        blocked_pct      float64  Share of that window.
+        """,
+        "derived",
+    ),
+    spec(
+        "host_waits",
+        "Calls in which the host waited for the device.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        call_id          int64    The call.
+        name             text     cudaStreamSynchronize, cudaMemcpy, a copy that came back only when it was done, ...
+        tid              int64    Thread.
+        start_ns         int64    Start.
+        duration_ns      int64    Duration.
+        op_id            int64    The innermost operator around it.
+        operator         text     Its name; empty when there is none.
+        root_operator    text     Name of the outermost operator around it.
+        annotation       text     The innermost annotation around it, steps left out.
+        step             int64    Step in which it started.
+        """,
+        "derived",
+    ),
+    spec(
+        "sync_calls",
+        "Waits of the host for the device, by call and operator, and the idling that followed.",
+        """
+        rank             int32    Global rank.
+        name             text     The call.
+        operator         text     The innermost operator around it; empty when there is none.
+        root_operator    text     The outermost operator around it.
+        annotation       text     The innermost annotation around it, steps left out.
+        n                int64    How often.
+        total_ns         int64    Host time in it.
+        max_ns           int64    Longest.
+        n_idle           int64    After how many of them the device idled.
+        idle_ns          int64    How long it idled then: the host had nothing ready for it.
+        """,
+        "derived",
+    ),
+    spec(
+        "idle_gaps",
+        "Times in which a device ran nothing on any stream, and what the next kernel waited for.",
+        """
+        file_id          int32    The trace.
+        rank             int32    Global rank.
+        device           int32    Device.
+        start_ns         int64    End of the work before.
+        duration_ns      int64    Until the next kernel began.
+        cause            text     data, sync, launch, host, device, or unknown where the launch is not in the trace.
+        late_ns          int64    Part of the gap before the next kernel's launch began.
+        delay_ns         int64    Part of the gap after that launch had ended.
+        kernel_id        int64    The kernel that ended the gap.
+        wait_call_id     int64    The wait of the host (host_waits) that caused it, where the cause is sync.
+        step             int64    Step of the kernel that ended the gap.
+        """,
+        "derived",
+    ),
+    spec(
+        "trace_diff",
+        "Operators and kernels of two captures side by side: `rankscope metrics PATH diff --against OTHER`.",
+        """
+        name             text     Name.
+        kind             text     op or kernel.
+        n_before         int64    How often it ran before.
+        n_after          int64    How often it runs now.
+        total_before_ns  int64    Its time before.
+        total_after_ns   int64    Its time now.
+        diff_count       int64    n_after - n_before.
+        diff_ns          int64    total_after_ns - total_before_ns.
+        count_change     text     added, deleted, increased, decreased or unchanged: by how often it runs.
+        """,
+    ),
+)

@@ -1,7 +1,74 @@
-"""Tables computed from profiler traces when asked for."""
+"""Tables computed from profiler traces when asked for: the critical path, and what the job would be without slow parts.
+
+Times in these tables are on the common clock of `profile_clocks`.
+"""
 
 from __future__ import annotations
 
-from rankscope.model.schema import TableSpec
+from rankscope.model.schema import TableSpec, spec
 
-PATH_TABLES: tuple[TableSpec, ...] = ()
+PATH_TABLES: tuple[TableSpec, ...] = (
+    spec(
+        "critical_path",
+        "The critical path through all ranks: what determined how long the job took, piece by piece in order of time.",
+        """
+        rank             int32    Where it happened.
+        file_id          int32    The trace.
+        kind             text     host, data-loading, launch, kernel, copy, communication, kernel-gap or sync.
+        name             text     The operator, call or kernel; empty where the host was outside of all operators.
+        start_ns         int64    Start.
+        duration_ns      int64    Duration: the pieces of a window add up to it.
+        step             int64    Step of the job in which it ended.
+        stream           int64    Stream; NULL on the host.
+        waited_for       text     What had to be over before it could start.
+        """,
+        "derived",
+    ),
+    spec(
+        "path_summary",
+        "What the critical path consists of, by kind and rank.",
+        """
+        rank             int32    Global rank.
+        kind             text     As in critical_path.
+        n_pieces         int64    Pieces of the path.
+        duration_ns      int64    Their time.
+        share_pct        float64  The same, of the whole path.
+        main_name        text     The name that takes most of it.
+        main_ns          int64    What that takes.
+        """,
+        "derived",
+    ),
+    spec(
+        "pipeline_bubbles",
+        "Per rank of a pipeline and step: how long it waited for neighbouring stages.",
+        """
+        rank             int32    Global rank.
+        stage            int32    Its stage, from 0.
+        step             int64    Number of the step.
+        start_ns         int64    End of the rank's step before, or start of the first.
+        step_ns          int64    From there to the end of this step on host and device.
+        compute_ns       int64    Computation, copies and fills run.
+        bubble_ns        int64    The compute stream waits for a neighbouring stage.
+        wait_ns          int64    It waits for another member of a collective.
+        transfer_ns      int64    It stands still while data move.
+        idle_ns          int64    The rest: launches, gaps between kernels, the host.
+        bubble_pct       float64  bubble_ns of step_ns.
+        """,
+        "derived",
+    ),
+    spec(
+        "what_if",
+        "How long a step would take if ranks, operations, stages or transfers were as fast as their peers.",
+        """
+        kind             text     recorded, replayed, all, ranks, balance, rank, stage, last-stage, worst-ranks or type.
+        what             text     What would be different.
+        rank             int32    The rank, where it is one.
+        stage            int32    The pipeline stage, where it is one.
+        step_ns          int64    The mean step, if this were as fast as its peers.
+        saved_ns         int64    How much shorter that is than the replayed step.
+        slowdown         float64  How many times as long this alone makes a step in which all else is like its peers.
+        share_pct        float64  saved_ns, of what is saved if everything is like its peers.
+        """,
+        "derived",
+    ),
+)

@@ -1,10 +1,15 @@
-"""Text and names as SQL writes them."""
+"""Text, names and paths as SQL writes them."""
 
 from __future__ import annotations
 
 
 def quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def quote_path(path: str) -> str:
+    """A path for read_parquet and its like, which take some characters for patterns."""
+    return quote_text("".join(f"[{char}]" if char in "[*?" else char for char in path))
 
 
 def quote_name(name: str) -> str:

@@ -9,13 +9,15 @@ from typing import Protocol, cast
 from rankscope.model.tables import Part, Table
 from rankscope.read.files import Source
 
-# In the order in which they are asked. Other packages add theirs by the entry point group `rankscope.readers`.
-READERS = ("flight_recorder", "kineto")
+# In the order in which they are asked: first the one that goes by the first bytes alone, as another may know a file by
+# its name (rank_3). Other packages add theirs by the entry point group `rankscope.readers`.
+READERS = ("nsys", "flight_recorder", "kineto")
 ENTRY_POINTS = "rankscope.readers"
 
 
 class Reader(Protocol):
     NAME: str
+    # COST: int = 1, optional: how many times as long as a byte of a dump one of this format takes to read.
 
     def sniff(self, head: bytes, name: str) -> bool:
         """True when the file is of this format, judged by its first bytes and its name."""

@@ -6,6 +6,8 @@ whoever is ended in the middle leaves nothing that could be taken for a result.
 
 from __future__ import annotations
 
+import atexit
+import errno
 import functools
 import hashlib
 import os
@@ -13,9 +15,9 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankscope.errors import OutputError, RankscopeError
 from rankscope.read.remote import is_url, located, open_store, reason, without_secrets
@@ -32,7 +34,9 @@ class Entry(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="rankscope-parts-")
+    folder = tempfile.TemporaryDirectory(prefix="rankscope-parts-")
+    atexit.register(folder.cleanup)
+    return folder
 
 
 def root_of(chosen: str | None) -> str:
@@ -68,6 +72,11 @@ def stored(workspace: str) -> Entry | None:
         return None
 
 
+def is_stored(workspace: str) -> bool:
+    """A quick look, for planning; a store elsewhere is not asked."""
+    return not is_url(workspace) and os.path.exists(os.path.join(workspace, _DONE))
+
+
 def kept(workspace: str) -> Entry:
     """The entry that has just been filled."""
     entry = stored(workspace)
@@ -80,23 +89,42 @@ def kept(workspace: str) -> Entry:
 def filling(workspace: str) -> Iterator[Path]:
     """A folder to write into, which takes its place only when all went well: others never see half of it."""
     if is_url(workspace):
-        with tempfile.TemporaryDirectory(prefix="rankscope-parts-") as aside:
-            yield Path(aside)
-            _upload(Path(aside), workspace)
+        with tempfile.TemporaryDirectory(prefix="rankscope-parts-") as scratch, _full_disk_told(scratch):
+            yield Path(scratch)
+            _upload(Path(scratch), workspace)
         return
     folder = Path(workspace)
+    aside = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent)
+        aside.mkdir(parents=True)  # readable for whoever shares the cache, as a temporary folder would not be
     except OSError as error:
         raise OutputError(f"cannot keep parts in {folder.parent}: {error.strerror}", _HINT) from error
     try:
-        yield Path(aside)
-        if stored(workspace) is None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(aside, folder)
+        with _full_disk_told(str(folder.parent)):
+            yield aside
+        _move(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _move(aside: Path, folder: Path) -> None:
+    """Who comes second leaves the entry of the first as it is: somebody may be reading it."""
+    try:
+        aside.replace(folder)
+    except OSError:
+        if stored(str(folder)) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            aside.replace(folder)
+
+
+@contextmanager
+def _full_disk_told(place: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the database has exceptions of its own
+        if any(os.strerror(number).lower() in str(error).lower() for number in (errno.ENOSPC, errno.EDQUOT)):
+            raise OutputError(f"cannot keep parts in {place}: the disk is full", _HINT) from error
+        raise
 
 
 def note_done(folder: Path, note: bytes) -> None:
@@ -110,13 +138,23 @@ def _upload(folder: Path, workspace: str) -> None:
     try:
         store, path = open_store(workspace)
         for file in sorted(file for file in folder.rglob("*") if file.is_file() and file.name != _DONE):
-            there = f"{path}/{place}/{file.relative_to(folder).as_posix()}"
-            store.makedirs(there.rpartition("/")[0], exist_ok=True)
-            store.put_file(str(file), there)
+            _put(store, file, path, f"{place}/{file.relative_to(folder).as_posix()}")
         note = (folder / _DONE).read_bytes()
         store.pipe_file(f"{path}/{_DONE}", f"{place} {len(note)}\n".encode() + note)
     except Exception as error:  # each store has exceptions of its own
         raise OutputError(f"cannot keep parts in {without_secrets(workspace)}: {reason(error)}", _HINT) from error
+
+
+def _put(store: Any, file: Path, entry: str, name: str) -> None:
+    """Object stores have no folders. Others get them, but never one above the entry: that could be a new bucket."""
+    try:
+        store.put_file(str(file), f"{entry}/{name}")
+    except FileNotFoundError:
+        *folders, _ = name.split("/")
+        for depth in range(len(folders) + 1):
+            with suppress(FileExistsError):
+                store.mkdir("/".join((entry, *folders[:depth])), create_parents=False)
+        store.put_file(str(file), f"{entry}/{name}")
 
 
 def _stored_remotely(workspace: str) -> Entry | None:

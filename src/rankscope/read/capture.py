@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypedDict, cast
 from rankscope.errors import BadFileError, InputError
 from rankscope.model.tables import MISSING, Part, Table, Trace, concat
 from rankscope.read import Reader, entry_point_readers, own_readers
-from rankscope.read.cache import entry_name, root_of
+from rankscope.read.cache import entry_name, is_stored, root_of
 from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
 from rankscope.read.merge import Merger, drop_duplicate_ranks
 from rankscope.read.remote import without_secrets
@@ -123,10 +123,9 @@ def _claim(found: Sequence[Source], options: Options) -> tuple[list[Claim], list
     sources = add_folder_hosts([source for source, _ in claimed])
     modules = [cast(Any, reader).__name__ for _, reader in claimed]
     root = root_of(options.cache)
-    threads = max(1, _n_jobs(options) // max(1, len(sources))) if options.cluster is None else 1
     prepared = []
     for number, source in enumerate(sources):
-        wanted = replace(source, file_id=number, threads=threads, with_stacks=options.with_stacks)
+        wanted = replace(source, file_id=number, with_stacks=options.with_stacks)
         prepared.append(replace(wanted, workspace=os.path.join(root, entry_name(wanted.identity))))
     return list(zip(prepared, modules, strict=True)), rows
 
@@ -164,13 +163,18 @@ def _read_all(claims: Sequence[Claim], options: Options) -> Iterator[Result]:
         yield from options.cluster(_read_one, claims)
         return
     n_jobs = min(_n_jobs(options), len(claims))
-    n_bytes = sum(source.n_bytes for source, _ in claims)
-    if n_jobs > 1 and (options.jobs is not None or n_bytes >= _PARALLEL_BYTES):
+    if n_jobs > 1 and (options.jobs is not None or _work(claims) >= _PARALLEL_BYTES):
         yield from _read_parallel(claims, n_jobs)
         return
     n_largest = max(source.n_bytes for source, _ in claims)
     with _limited_memory(n_largest) if options.may_limit_memory else nullcontext():
         yield from map(_read_one, claims)
+
+
+def _work(claims: Sequence[Claim]) -> int:
+    """Bytes to be read, in terms of a dump's; what the cache holds already is no work."""
+    costs = {module: getattr(sys.modules[module], "COST", 1) for _, module in claims}
+    return sum(source.n_bytes * costs[module] for source, module in claims if not is_stored(source.workspace))
 
 
 def _read_parallel(claims: Sequence[Claim], n_jobs: int) -> Iterator[Result]:
@@ -261,11 +265,11 @@ def _nothing_found(given: Sequence[str], rows: Sequence[Row], prefix: str | None
         names = ", ".join(row["path"].rsplit("/", 1)[-1] for row in rows[:3]) + (", ..." if len(rows) > 3 else "")
         return InputError(
             f"{where}: no trace among {len(rows)} files ({names})",
-            "give the folder that TORCH_FR_DUMP_TEMP_FILE points to; its files are named like nccl_trace_rank_0",
+            "give the folder of the Flight Recorder dumps (TORCH_FR_DUMP_TEMP_FILE) or of the profiler's traces",
         )
     return InputError(
         f"{where}: the folder is empty",
-        "Flight Recorder dumps appear when a job times out: see docs/sources/flight_recorder.md",
+        "dumps appear when a job times out, traces when the profiler's schedule ends: see docs/sources",
     )
 
 

@@ -6,17 +6,20 @@ so `}, {"ph"` is always a border between two events; traces that begin their eve
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
+
+import msgspec
 
 from rankscope.errors import BadFileError
 
 PART_BYTES = 24 << 20
-MAX_EVENT_BYTES = 64 << 20
+MAX_EVENT_BYTES = 16 << 20
 _CHUNK_BYTES = 4 << 20
 _MAX_HEAD_BYTES = 64 << 20
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -26,7 +29,11 @@ _PH_FIRST = re.compile(rb'\{\s*"ph"')
 _LONE_SURROGATE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 _DECODER = json.JSONDecoder()
+
+
+Part = tuple[bytes | memoryview, ...]  # pieces of one text, which are written one after the other
 
 
 @dataclass
@@ -38,15 +45,15 @@ class EventStream:
     problem: str = ""  # what is wrong although events were found
     n_bytes: int = 0  # of JSON text
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Part]:
         """The events as JSON arrays."""
         head, buffer = self._read_head()
         border = _border(buffer)
         while True:
             cut = _last_border(buffer, border) if len(buffer) >= PART_BYTES else -1
             if cut >= 0:
-                yield b"[" + bytes(memoryview(buffer)[: cut + 1]) + b"]"
-                del buffer[: buffer.index(b"{", cut + 1)]
+                yield b"[", memoryview(buffer)[: cut + 1], b"]"
+                buffer = buffer[buffer.index(b"{", cut + 1) :]
                 continue
             if len(buffer) > PART_BYTES + MAX_EVENT_BYTES:
                 raise BadFileError(
@@ -60,7 +67,8 @@ class EventStream:
 
     def _next_chunk(self) -> bytes:
         try:
-            chunk = self.stream.read(_CHUNK_BYTES)
+            # read() would lose what it has when the stream breaks before the chunk is full.
+            chunk = cast(io.BufferedReader, self.stream).read1(_CHUNK_BYTES)
         except (OSError, EOFError, zlib.error) as error:
             self.problem = f"cannot be unpacked beyond {self.n_bytes:,} bytes: {error}"
             return b""
@@ -83,20 +91,39 @@ class EventStream:
             "give traces as torch.profiler's export_chrome_trace writes them",
         )
 
-    def _last_part(self, head: bytes, buffer: bytearray, border: re.Pattern[bytes]) -> Iterator[bytes]:
+    def _last_part(self, head: bytes, buffer: bytearray, border: re.Pattern[bytes]) -> Iterator[Part]:
         """The events up to the end of the array, and what stands behind it. A cut file loses its last event."""
-        cut = _last_border(buffer, border)
-        before, rest = (bytes(buffer[: cut + 1]), buffer[buffer.index(b"{", cut + 1) :]) if cut >= 0 else (b"", buffer)
-        events, tail = _whole_events(rest.decode("utf-8", "surrogateescape"))
-        whole = (
-            _parsed(f'{head.decode("utf-8", "replace")}"traceEvents": []{tail}') if head and tail is not None else None
-        )
-        if whole is None and (head or tail is None):  # a bare array has nothing around it
+        end = _array_end(buffer)
+        tail: str | None
+        if end is not None:
+            tail = buffer[end + 1 :].decode("utf-8", "replace")
+            yield b"[", memoryview(buffer)[:end], b"]"
+        else:
+            cut = _last_border(buffer, border)
+            start = buffer.index(b"{", cut + 1) if cut >= 0 else 0
+            events, tail = _events_until_end(buffer[start:].decode("utf-8", "surrogateescape"))
+            separator = b"," if cut >= 0 and events else b""
+            joined = ",".join(events).encode("utf-8", "surrogateescape")
+            yield b"[", memoryview(buffer)[: cut + 1], separator, joined, b"]"
+        self._note_around(head.decode("utf-8", "replace"), tail)
+
+    def _note_around(self, head: str, tail: str | None) -> None:
+        """The object without its events. Of a cut file only the head is there; a bare array has nothing around it."""
+        whole = _parsed(f'{head}"traceEvents": []{tail}') if head and tail is not None else None
+        if whole is None and (head or tail is None):
             self.problem = self.problem or f"is cut off after {self.n_bytes:,} bytes"
-            whole = _parsed(f'{head.decode("utf-8", "replace")}"traceEvents": []}}')
+            whole = _parsed(f'{head}"traceEvents": []}}')
         self.around = whole or {}
-        joined = ",".join(filter(None, (before.decode("utf-8", "surrogateescape"), *events)))
-        yield f"[{joined}]".encode("utf-8", "surrogateescape")
+
+
+def _array_end(buffer: bytearray) -> int | None:
+    """Where the array of events ends, found without building it; None when it does not, or is broken before."""
+    try:
+        msgspec.json.decode(b"[" + buffer, type=list[msgspec.Raw])
+    except msgspec.DecodeError as error:
+        trailing = _TRAILING.search(str(error))
+        return buffer.rindex(b"]", 0, int(trailing.group(1)) - 1) if trailing else None
+    return buffer.rindex(b"]")
 
 
 def whole_events(part: bytes) -> bytes:
@@ -117,7 +144,7 @@ def whole_events(part: bytes) -> bytes:
     return f"[{','.join(kept)}]".encode()
 
 
-def _whole_events(text: str) -> tuple[list[str], str | None]:
+def _events_until_end(text: str) -> tuple[list[str], str | None]:
     """Event by event until the array ends; None as the text behind it when it never does."""
     events: list[str] = []
     position = 0

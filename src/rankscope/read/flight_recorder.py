@@ -66,6 +66,7 @@ def _load(source: Source) -> tuple[dict[str, Any], str]:
             first = stream.peek(1)[:1]  # type: ignore[attr-defined]
             if first == b"\x80":
                 dump = load_plain(stream)
+                stream.read(1)  # only then does a packed file say that it was cut behind the dump
             else:
                 dump = _load_json(stream.read())
     except RefusedClassError as error:

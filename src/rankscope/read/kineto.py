@@ -14,8 +14,10 @@ from rankscope.read.files import Source
 from rankscope.read.kineto_events import EventStage
 from rankscope.read.profile_store import Profile, store_profiles
 from rankscope.read.profile_tables import write_profile
+from rankscope.read.staging import staging
 
 NAME = "kineto"
+COST = 20
 
 _KEYS = (
     b'"schemaVersion"',
@@ -49,9 +51,7 @@ def read(source: Source) -> Iterator[Table | Part]:
 
 
 def _convert(source: Source, folder: Path) -> Iterator[Profile]:
-    import duckdb
-
-    with duckdb.connect(":memory:", config={"threads": source.threads, "temp_directory": str(folder)}) as connection:
+    with staging() as connection:
         stage = EventStage(connection, folder, with_python=source.with_stacks)
         with source.open() as stream:
             events = EventStream(stream)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.model.sql import quote_text
-from rankscope.read.event_stream import MAX_EVENT_BYTES, PART_BYTES, whole_events
+from rankscope.model.sql import quote_path, quote_text
+from rankscope.read.event_stream import MAX_EVENT_BYTES, PART_BYTES, Part, whole_events
 from rankscope.read.profile_tables import STAGES
 
 if TYPE_CHECKING:
@@ -218,10 +218,11 @@ class EventStage:
         self.n_events = 0
         self.n_damaged_parts = 0
 
-    def add(self, part: bytes) -> None:
+    def add(self, part: Part) -> None:
         text = self._folder / "part.json"
-        text.write_bytes(part)
-        self._read_events(text, part)
+        with text.open("wb") as stream:
+            stream.writelines(part)
+        self._read_events(text)
         counts = self._connection.execute("SELECT code, count(*) FROM events GROUP BY code").fetchall()
         codes = {code for code, _ in counts if code is not None}
         present = {_STAGE_OF_CODE[code] for code in codes}
@@ -237,11 +238,12 @@ class EventStage:
         if self._n_parts < _PARTS_IN_MEMORY:
             self._connection.execute(f"CREATE TEMP TABLE {name} AS {select}").fetchall()
             return name
-        path = quote_text(str(self._folder / f"{name}.parquet"))
-        self._connection.execute(f"COPY ({select}) TO {path} (FORMAT parquet, COMPRESSION lz4_raw)").fetchall()
-        return f"read_parquet({path})"
+        path = str(self._folder / f"{name}.parquet")
+        target = f"{quote_text(path)} (FORMAT parquet, COMPRESSION lz4_raw)"
+        self._connection.execute(f"COPY ({select}) TO {target}").fetchall()
+        return f"read_parquet({quote_path(path)})"
 
-    def _read_events(self, text: Path, part: bytes) -> None:
+    def _read_events(self, text: Path) -> None:
         import duckdb
 
         try:
@@ -250,9 +252,10 @@ class EventStage:
                 [(is_inexact,)] = self._connection.execute(_IS_INEXACT).fetchall()
                 self._is_fast = not is_inexact
             if not self._is_fast:
-                text.write_bytes(_TIME.sub(rb'\1"\2"', part))
+                text.write_bytes(_TIME.sub(rb'\1"\2"', text.read_bytes()))
                 self._load(text, "VARCHAR", _EXACT)
         except duckdb.Error:  # a time that is no number, or text that is no JSON: keep what can be kept
+            part = text.read_bytes()
             kept = whole_events(part)
             self.n_damaged_parts += len(kept) < len(part) // 2
             text.write_bytes(kept)
@@ -264,7 +267,7 @@ class EventStage:
                 start=nanoseconds.format("ts"),
                 duration=f"greatest(0, coalesce({nanoseconds.format('dur')}, 0))",
                 n_before=self.n_events,
-                path=quote_text(str(text)),
+                path=quote_path(str(text)),
                 time=time,
                 and_not_python=self._and_not_python,
             )

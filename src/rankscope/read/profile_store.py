@@ -48,8 +48,12 @@ def store_profiles(source: Source, reader: str, convert: Convert) -> Iterator[Ta
                 scratch.unlink(missing_ok=True)
             cache.note_done(aside, msgspec.json.encode(profiles))
         entry = cache.kept(source.workspace)
-    for profile in msgspec.json.decode(entry.note, type=list[Profile]):
-        yield from _tables(source, reader, profile, posixpath.join(entry.folder, profile.subfolder))
+    profiles = msgspec.json.decode(entry.note, type=list[Profile])
+    yield from _small_tables(source, reader, profiles)
+    for profile in profiles:
+        folder = posixpath.join(entry.folder, profile.subfolder)
+        for table, n_rows in profile.written.n_rows.items():
+            yield Part(table, posixpath.join(folder, f"{table}.parquet"), n_rows, source.file_id, profile.rank)
 
 
 def _converted(source: Source, reader: str, convert: Convert, aside: Path) -> list[Profile]:
@@ -87,13 +91,17 @@ def _completed(profile: Profile, reader: str) -> Profile:
     return profile
 
 
-def _tables(source: Source, reader: str, profile: Profile, folder: str) -> Iterator[Table | Part]:
-    key = {"file_id": source.file_id, "rank": profile.rank}
+def _small_tables(source: Source, reader: str, profiles: list[Profile]) -> Iterator[Table]:
+    """A row for the file, and one for each process and each device of it."""
+    keys = [{"file_id": source.file_id, "rank": profile.rank, "host": profile.host} for profile in profiles]
+    problem = next((profile.problem for profile in profiles if profile.problem), "")
+    note = next((note for profile in profiles if (note := profile.columns.get("note"))), "")
     status = (
-        {"status": "damaged", "problem": profile.problem, "hint": CUT_HINT} if profile.problem else {"status": "read"}
+        {"status": "damaged", "problem": problem, "hint": CUT_HINT} if problem else {"status": "read", "problem": note}
     )
-    yield Table.from_rows("files", [{**source.file_columns(), **key, "host": profile.host, "source": reader, **status}])
-    yield Table.from_rows("profiles", [{**profile.columns, **key, "host": profile.host}])
-    yield Table.from_rows("devices", [{**device, **key} for device in profile.devices])
-    for table, n_rows in profile.written.n_rows.items():
-        yield Part(table, posixpath.join(folder, f"{table}.parquet"), n_rows, source.file_id, profile.rank)
+    yield Table.from_rows("files", [{**source.file_columns(), **keys[0], "source": reader, **status}])
+    yield Table.from_rows("profiles", [{**profile.columns, **key} for profile, key in zip(profiles, keys, strict=True)])
+    yield Table.from_rows(
+        "devices",
+        [{**device, **key} for profile, key in zip(profiles, keys, strict=True) for device in profile.devices],
+    )

@@ -7,7 +7,7 @@ communication, and writes one Parquet file per table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,15 +85,14 @@ class Written(msgspec.Struct, frozen=True):
 
 def write_profile(connection: DuckDBPyConnection, folder: Path, base_ns: int) -> Written:
     """Writes every table that has rows as folder/TABLE.parquet."""
-    exists = ", ".join(f"EXISTS (FROM {stage})" for stage in STAGES)
-    [row] = connection.execute(f"SELECT {exists}").fetchall()
-    present = {stage for stage, has_rows in zip(STAGES, row, strict=True) if has_rows}
+    present = {stage for stage in STAGES if connection.execute(f"SELECT 1 FROM {stage} LIMIT 1").fetchall()}
     spans = [
         f"SELECT min(start_ns) AS first, max(start_ns + duration_ns) AS last FROM {s}" for s in _TIMED if s in present
     ]
     if not spans:
         raise BadFileError("holds no events that rankscope knows", "docs/sources/kineto.md tells how to record a trace")
     [(first, last)] = connection.execute(f"SELECT min(first), max(last) FROM ({' UNION ALL '.join(spans)})").fetchall()
+    _define_steps(connection)
     for statement in _PREPARATIONS:
         connection.execute(statement).fetchall()
     n_rows = {
@@ -119,11 +118,26 @@ _MOMENTS = ("start_ns", "time_ns", "launch_start_ns", "launch_end_ns")
 
 
 def _with_step(stage: str, moment: str = "start_ns") -> str:
-    """A step holds what starts in it. Steps of one trace do not overlap: the last one begun is the only candidate."""
-    return f"""
-        SELECT e.*, CASE WHEN e.{moment} < s.end_ns THEN s.step END AS step
-        FROM {stage} AS e ASOF LEFT JOIN staged_steps AS s ON e.{moment} >= s.start_ns
-    """
+    return f"SELECT *, step_at({moment}) AS step FROM {stage}"
+
+
+def _define_steps(connection: DuckDBPyConnection) -> None:
+    """The table of the steps, and step_at(moment), which spares a join of every event with them."""
+    connection.execute(_STAGED_STEPS).fetchall()
+    steps = connection.execute("SELECT start_ns, end_ns, step FROM staged_steps ORDER BY start_ns").fetchall()
+    connection.execute(f"CREATE TEMP MACRO step_at(moment) AS {_step_search(steps)}").fetchall()
+
+
+def _step_search(steps: Sequence[tuple[int, int, int]]) -> str:
+    """A binary search in SQL. A step holds what starts in it; the last one begun is the only candidate."""
+    if not steps:
+        return "NULL::BIGINT"
+    if len(steps) == 1:
+        [(start, end, number)] = steps
+        return f"CASE WHEN moment >= {start} AND moment < {end} THEN {number}::BIGINT END"
+    middle = len(steps) // 2
+    before, after = _step_search(steps[:middle]), _step_search(steps[middle:])
+    return f"CASE WHEN moment < {steps[middle][0]} THEN {before} ELSE {after} END"
 
 
 # Some traces mark a step on several threads: the first mark counts.
@@ -162,9 +176,9 @@ SELECT name, CASE WHEN regexp_matches(name, {quote_text(_COMMUNICATION)}) THEN '
 FROM (SELECT DISTINCT name FROM raw_kernels)
 """
 # An operator is found by its number. Old traces write the correlation where there is none: it must enclose the launch.
-_TIED_KERNELS = """
-CREATE TEMP TABLE tied_kernels AS
-SELECT k.* EXCLUDE (id), k.id AS kernel_id,
+_KERNEL_LINKS = """
+CREATE TEMP TABLE kernel_links AS
+SELECT k.id,
        CASE WHEN k.collective IS NOT NULL THEN 'communication' WHEN k.kind <> 'kernel' THEN 'memory'
             ELSE kernel_types.type END AS type,
        l.call_id, l.tid AS launch_tid, l.start_ns AS launch_start_ns, l.end_ns AS launch_end_ns,
@@ -180,26 +194,29 @@ LEFT JOIN launching_ops AS o ON o.external_id = coalesce(k.external_id, l.extern
 _ENCLOSING_OPS = """
 CREATE TEMP TABLE enclosing_ops AS
 WITH untied AS (
-    SELECT kernel_id, launch_tid AS tid, launch_start_ns AS at_ns FROM tied_kernels
+    SELECT id AS kernel_id, launch_tid AS tid, launch_start_ns AS at_ns FROM kernel_links
     WHERE op_id IS NULL AND launch_start_ns IS NOT NULL
 ), moments AS (
-    SELECT tid, start_ns + duration_ns AS at_ns, 0 AS turn, -1 AS change, NULL AS op_id, NULL AS kernel_id
+    SELECT tid, start_ns + duration_ns AS at_ns, 0 AS turn, 0 AS lasts, -1 AS change, NULL AS op_id, NULL AS kernel_id
     FROM raw_ops SEMI JOIN untied USING (tid) WHERE duration_ns > 0
     UNION ALL
-    SELECT tid, start_ns, 1, 1, id, NULL FROM raw_ops SEMI JOIN untied USING (tid) WHERE duration_ns > 0
+    SELECT tid, start_ns, 1, duration_ns, 1, id, NULL FROM raw_ops SEMI JOIN untied USING (tid) WHERE duration_ns > 0
     UNION ALL
-    SELECT tid, at_ns, 2, 0, NULL, kernel_id FROM untied
+    SELECT tid, at_ns, 2, 0, 0, NULL, kernel_id FROM untied
 ), depths AS (
-    SELECT *, sum(change) OVER (PARTITION BY tid ORDER BY at_ns, turn ROWS UNBOUNDED PRECEDING) AS depth FROM moments
+    SELECT *, sum(change) OVER (PARTITION BY tid ORDER BY at_ns, turn, lasts DESC ROWS UNBOUNDED PRECEDING) AS depth
+    FROM moments
 )
-SELECT q.kernel_id, o.op_id AS enclosing_op
+SELECT q.kernel_id AS id, o.op_id AS enclosing_op
 FROM (SELECT * FROM depths WHERE turn = 2 AND depth > 0) AS q
 ASOF JOIN (SELECT * FROM depths WHERE turn = 1) AS o ON o.tid = q.tid AND o.depth = q.depth AND q.at_ns >= o.at_ns
 """
-_LINKED_KERNELS = f"""
-CREATE TEMP TABLE linked_kernels AS
-SELECT t.* REPLACE (coalesce(t.op_id, o.enclosing_op) AS op_id)
-FROM ({_with_step("tied_kernels", "decisive_ns")}) AS t LEFT JOIN enclosing_ops AS o USING (kernel_id)
+# A view: kernels have many columns, of which the links need few.
+_LINKED_KERNELS = """
+CREATE TEMP VIEW linked_kernels AS
+SELECT k.id AS kernel_id, k.*, l.* EXCLUDE (id, op_id, decisive_ns), coalesce(l.op_id, e.enclosing_op) AS op_id,
+       step_at(l.decisive_ns) AS step
+FROM raw_kernels AS k JOIN kernel_links AS l USING (id) LEFT JOIN enclosing_ops AS e USING (id)
 """
 
 
@@ -224,7 +241,8 @@ WITH operators AS (
     SELECT external_id, {", ".join(f"any_value({name}) AS {name}" for name in _COMM_NAMES)}
     FROM raw_comm_ops WHERE external_id > 0 GROUP BY external_id
 ), on_device AS (
-    SELECT k.kernel_id, k.name, {_MERGED}, k.device, k.stream, k.start_ns, k.duration_ns, k.step
+    SELECT k.kernel_id, k.name, k.n_bytes AS told_bytes, {_MERGED}, k.device, k.stream, k.start_ns, k.duration_ns,
+           k.step
     FROM linked_kernels AS k LEFT JOIN operators AS m USING (external_id) WHERE k.type = 'communication'
 ), on_host AS (
     SELECT name, name[6:] AS collective, {_case(_FIRST_TYPE, CPP_DTYPES, _FIRST_TYPE)} AS dtype,
@@ -236,23 +254,24 @@ WITH operators AS (
            {_case(f"regexp_extract(name, {quote_text(_OP_IN_KERNEL)}, 1)", _NAME_IN_KERNEL, "'unknown'")} AS guessed
     FROM (SELECT * FROM on_device UNION ALL BY NAME SELECT * FROM on_host)
 )
-SELECT row_number() OVER (ORDER BY start_ns, kernel_id) - 1 AS comm_id, * EXCLUDE (collective, known, guessed),
-       coalesce(nullif(known, ''), guessed) AS op, op IN ({", ".join(map(quote_text, P2P_OPS))}) AS is_p2p,
-       greatest(n_in, n_out) * {_case("dtype", DTYPE_BYTES, "NULL")} AS n_bytes
+SELECT row_number() OVER (ORDER BY start_ns, kernel_id) - 1 AS comm_id,
+       * EXCLUDE (collective, known, guessed, told_bytes), coalesce(nullif(known, ''), guessed) AS op,
+       op IN ({", ".join(map(quote_text, P2P_OPS))}) AS is_p2p,
+       coalesce(greatest(n_in, n_out) * {_case("dtype", DTYPE_BYTES, "NULL")}, told_bytes) AS n_bytes
 FROM named
 """
 
 _PREPARATIONS = (
-    _STAGED_STEPS,
     _LAUNCHES,
     _LAUNCHING_OPS,
     _KERNEL_TYPES,
-    _TIED_KERNELS,
+    _KERNEL_LINKS,
     _ENCLOSING_OPS,
     _LINKED_KERNELS,
+    *(f"DROP TABLE {name}" for name in ("launches", "launching_ops", "kernel_types")),
     _ALL_COMMS,
 )
-_TIMED = ("raw_ops", "raw_calls", "raw_kernels", "raw_annotations")
+_TIMED = ("raw_ops", "raw_calls", "raw_kernels", "raw_annotations", "raw_python_calls")
 # Each table: the staged relations without which it has no rows, and how it is made.
 _SELECTS = {
     "steps": (

@@ -61,7 +61,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror.lower()
     elif isinstance(error, FileNotFoundError):  # whose text is only the path
-        text = "no such file"
+        text = "no such file or folder"
     return without_secrets(text)
 
 
@@ -70,7 +70,7 @@ def open_store(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise InputError(f"{without_secrets(url)} needs fsspec", "pip install rankscope[remote]") from error
+        raise InputError(f"{without_secrets(url)} needs fsspec", "pip install 'rankscope[remote]'") from error
     protocol = url.partition("://")[0]
     try:
         store, path = fsspec.core.url_to_fs(url)

@@ -31,7 +31,12 @@ from rankscope.render.source import source_line
 
 MAX_FULL_FINDINGS = 5
 MAX_FRAMES = 3
-SOURCE_NOUNS = {"flight_recorder": "Flight Recorder dump"}
+SOURCE_NOUNS = {
+    "flight_recorder": "Flight Recorder dump",
+    "kineto": "profiler trace",
+    "nsys": "Nsight Systems report",
+}
+MAX_NAMED_CHECKS = 4
 # Meaning never hangs on colour alone: each style only repeats what a word or a sign beside it says.
 SGR = {
     "error": "1;31",
@@ -100,6 +105,10 @@ def _head(capture: Capture, options: Options) -> Iterator[Line]:
         parts.append(count_noun(capture.n_groups, "process group"))
     if capture.n_calls:
         parts.append(count_noun(capture.n_calls, "call"))
+    if capture.n_steps and capture.step_ns is not None:
+        parts.append(f"{count_noun(capture.n_steps, 'step')} of {format_duration(capture.step_ns)}")
+    if capture.devices:
+        parts.append(" and ".join(capture.devices[:2]))
     if capture.first_ns is not None and capture.last_ns is not None:
         parts.append(_time_span(capture.first_ns, capture.last_ns))
     yield from _flow([], parts, options)
@@ -123,7 +132,7 @@ def _foot(report: Report, options: Options) -> Iterator[Line]:
     yield from _flow([], f"Found {', '.join(found) or 'no problem'}.", options, style="title")
     if not found or options.show_all:
         yield from _checked(report, options)
-    skipped = _skipped(report.checks)
+    skipped = _skipped(report.checks, options.show_all)
     if skipped:
         yield from _flow([Span("Not checked: ")], skipped, options)
     if options.next_command:
@@ -138,12 +147,17 @@ def _checked(report: Report, options: Options) -> Iterator[Line]:
         yield from _flow([Span("Checked and in order: ")], ", ".join(in_order), options)
 
 
-def _skipped(checks: tuple[Check, ...]) -> str:
+def _skipped(checks: tuple[Check, ...], show_all: bool) -> str:
+    """By reason; a whole family of rules, which another kind of trace would need, is counted, not listed."""
     by_reason: dict[str, list[str]] = {}
     for check in checks:
         if check.status == "skipped":
             by_reason.setdefault(check.why, []).append(check.rule)
-    return "; ".join(", ".join(rules) + (f" ({why})" if why else "") for why, rules in by_reason.items())
+    named = {
+        why: ", ".join(rules) if show_all or len(rules) <= MAX_NAMED_CHECKS else f"{len(rules)} rules"
+        for why, rules in by_reason.items()
+    }
+    return "; ".join(rules + (f" ({why})" if why else "") for why, rules in named.items())
 
 
 # One finding

@@ -1,0 +1,65 @@
+"""The part of `rankscope demo` that is about slow jobs: their profiler traces, and the diagnosis beside the truth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from rankscope.model.finding import Report
+    from rankscope.simulate.profiler import ProfileSimulation
+
+DEFAULT_RANKS = 8
+FILE_STEM = "kineto_trace_"
+_RANKS_PER_HOST = 4
+# These show only where stages of a pipeline, or groups on several hosts, can be compared with each other.
+_NEEDS_PIPELINE = ("stage-imbalance", "slow-link")
+
+
+def simulate_slow_job(args: Namespace) -> ProfileSimulation:
+    from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, simulate_profile
+
+    if args.mesh or args.step is not None or args.cut or args.lost:
+        raise UsageError(
+            f"--fault {args.fault} is about profiler traces: it takes neither --mesh, --step, --lost nor --cut",
+            "rankscope demo --list says which faults are about which traces",
+        )
+    n_ranks = args.ranks or DEFAULT_RANKS
+    stages = 4 if args.fault in _NEEDS_PIPELINE and n_ranks % 4 == 0 else 1
+    spec = ProfileSpec(
+        data_parallel=n_ranks // stages,
+        stages=stages,
+        ranks_per_host=_RANKS_PER_HOST,
+        n_steps=args.steps,
+        seed=args.seed,
+    )
+    noise = ProfileNoise(clock_skew_ms=args.clock_skew_ms)
+    return simulate_profile(spec, ProfileFault(args.fault, args.rank), noise)
+
+
+def names_culprit(report: Report, simulation: ProfileSimulation) -> bool:
+    """True when the first finding names a rank that is to blame, or the stage or host of it."""
+    culprits = set(simulation.truth.ranks)
+    return bool(report.findings) and bool(culprits.intersection(report.findings[0].ranks))
+
+
+def truth_lines(folder: str, simulation: ProfileSimulation, agrees: bool) -> list[str]:
+    import shlex
+
+    from rankscope.model.finding import format_duration, ranks_phrase
+
+    truth, spec = simulation.truth, simulation.spec
+    steps = f"{format_duration(max(truth.step_ns.values()))}"
+    healthy = f"{format_duration(max(truth.healthy_step_ns.values()))}"
+    where = shlex.quote(folder)
+    return [
+        "",
+        f"Simulated: {simulation.world_size:,} ranks (dp={spec.data_parallel}, pp={spec.stages}); "
+        f"their traces are in {folder}.",
+        f"The fault is {truth.cause} on {ranks_phrase(truth.ranks)}: the longest step takes {steps}, without the fault "
+        f"{healthy}. {'The verdict names it.' if agrees else 'The verdict does not name it.'}",
+        f"Next: rankscope metrics {where}",
+    ]

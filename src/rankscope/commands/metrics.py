@@ -1,0 +1,379 @@
+"""`rankscope metrics`: one measure of profiler traces as a table, or what can be measured in them."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError, Namespace
+from typing import TYPE_CHECKING, Any
+
+from rankscope.commands import output
+from rankscope.commands.fr import parse_ranks
+from rankscope.commands.loading import add_reading_options, load_trace
+from rankscope.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+    from collections.abc import Iterable, Iterator
+
+    from rankscope.analyze.metric import Metric, Parameter, Selection
+    from rankscope.model.tables import Table, Trace
+
+HELP = "measure profiler traces: idle time, kernels, overlap, launches, operators, a diff, ..."
+FORMATS = ("table", "json", "csv")
+DEFAULT_ROWS = 40
+FIRST = "temporal"  # the one to begin with
+DIFF = "diff"
+DIFF_SUMMARY = (
+    "One row per operator and kernel name: how often it runs and how long, here and in the capture --against."
+)
+_READS_STACKS = ("modules",)
+# What a table is recorded by: said where a capture lacks it.
+_RECORDED_BY = {
+    "profiles": "a trace of torch.profiler or Nsight Systems",
+    "kernels": "torch.profiler with ProfilerActivity.CUDA (or XPU) among its activities",
+    "runtime_calls": "torch.profiler with ProfilerActivity.CUDA (or XPU) among its activities",
+    "ops": "torch.profiler with ProfilerActivity.CPU among its activities",
+    "steps": "schedule=torch.profiler.schedule(...) and prof.step() after every step",
+    "memory": "profile_memory=True",
+    "python_calls": "with_stack=True, and reading with --stacks",
+    "counters": "experimental_config=_ExperimentalConfig(profiler_metrics=[...])",
+    "syncs": "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True)",
+    "annotations": "torch.profiler.record_function around what is to be told apart",
+    "comms": "a job with collectives; their sizes with record_shapes=True",
+    "flows": "a backward pass in the recorded steps",
+}
+_NO_MODULES = "no module was recorded: give torch.profiler with_stack=True, or wrap modules in record_function"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "words",
+        metavar="PATH",
+        nargs="*",
+        help="traces, then the name of a metric; without a name: what can be measured in them",
+    )
+    parser.add_argument("--ranks", type=parse_ranks, metavar="R", help="only these ranks: 0,3-5")
+    parser.add_argument("--steps", type=parse_steps, metavar="S", help="only these steps: 10-12")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="a setting of the metric"
+    )
+    parser.add_argument(
+        "--limit", type=_count, metavar="N", help=f"rows to show, 0 for all (default: {DEFAULT_ROWS} in a table)"
+    )
+    parser.add_argument("--against", metavar="OTHER", help="the capture that diff compares with: the state before")
+    parser.add_argument("--format", choices=FORMATS, help="how to print the rows (default: table)")
+    parser.add_argument("--json", action="store_true", help="the same as --format json")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE: .json, .csv or .txt")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
+    add_reading_options(parser)
+
+
+def parse_steps(text: str) -> list[int]:
+    try:
+        return parse_ranks(text)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"{text!r} is not a list of steps like 10-12") from None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a number of rows")
+    return int(text)
+
+
+def run(args: Namespace) -> int:
+    chosen = _format(args)
+    if args.output:
+        output.check_writable(args.output, args.force)
+    args.paths, name = _split(args.words)
+    if not name:
+        lines = _catalogue(args, chosen)
+    elif not args.paths:
+        lines = _manual(name, chosen)
+    elif name == DIFF:
+        lines = _diff(args, chosen)
+    else:
+        lines = _measure(args, name, chosen)
+    if args.output:
+        output.write_file(args.output, lines, args.force)
+    else:
+        output.print_lines(lines)
+    return 0
+
+
+def _format(args: Namespace) -> str:
+    if args.format and args.json and args.format != "json":
+        raise UsageError(f"--json does not go with --format {args.format}", "give one of the two")
+    asked: str | None = "json" if args.json else args.format
+    if args.output and not asked:
+        extension = output.output_format(args.output, ("json", "csv", "txt"))
+        return "table" if extension == "txt" else extension
+    return asked or "table"
+
+
+def _split(words: list[str]) -> tuple[list[str], str]:
+    """Paths, and the name of the metric, which is the last word. A folder that bears such a name is ./name."""
+    import os
+
+    from rankscope.analyze.metric import find_metric
+
+    if not words:
+        return [], ""
+    last = words[-1]
+    if last in _metrics() or last == DIFF:
+        return words[:-1], last
+    if not os.path.lexists(last) and not any(sign in last for sign in (os.sep, ".", "*", "~")):
+        find_metric(last)  # raises, with the closest name
+    return words, ""
+
+
+def _metrics() -> dict[str, Metric]:
+    from importlib import import_module
+
+    from rankscope.analyze.metric import METRICS
+
+    import_module("rankscope.analyze.metrics")  # registers them all
+    return METRICS
+
+
+# What can be measured
+
+
+def _catalogue(args: Namespace, chosen: str) -> Iterator[str]:
+    trace = load_trace(args) if args.paths else None
+    records = [_describe(metric, trace) for metric in sorted(_metrics().values(), key=lambda metric: metric.name)]
+    needs_other = {"metric": DIFF, "table": "trace_diff", "about": DIFF_SUMMARY, "settings": {}}
+    records.append(needs_other | ({"available": trace.has("profiles")} if trace else {}))
+    if chosen == "json":
+        from rankscope.render.as_json import dumps
+
+        yield dumps(records)
+    elif chosen == "csv":
+        from rankscope.render.query_rows import csv_lines
+
+        yield from csv_lines(list(records[0]), (tuple(record.get(key) for key in records[0]) for record in records))
+    else:
+        yield from _catalogue_page(records, args)
+
+
+def _describe(metric: Metric, trace: Trace | None) -> dict[str, Any]:
+    record: dict[str, Any] = {"metric": metric.name, "table": metric.table, "about": metric.summary}
+    record["settings"] = dict(metric.settings)
+    if trace is not None:
+        absent = _absent(trace, metric)
+        record |= {"available": not absent, "missing": absent, "recorded_by": _how_to_record(absent)}
+    return record
+
+
+def _absent(trace: Trace, metric: Metric) -> list[str]:
+    """The tables without rows that a metric needs. Derived ones are not computed for that: what they need counts."""
+    makers = {other.table: other for other in _metrics().values()}
+    absent: list[str] = []
+    for table in metric.needs:
+        if table in makers and table not in trace.tables:
+            absent += _absent(trace, makers[table])
+        elif not trace.has(table):
+            absent.append(table)
+    return list(dict.fromkeys(absent))
+
+
+def _how_to_record(tables: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(_RECORDED_BY.get(table, f"data for the table {table}") for table in tables))
+
+
+def _catalogue_page(records: list[dict[str, Any]], args: Namespace) -> Iterator[str]:
+    import shlex
+
+    width = max(len(record["metric"]) for record in records)
+    there = [record for record in records if record.get("available", True)]
+    for record in there:
+        settings = " ".join(f"--set {key}={value}" for key, value in record["settings"].items())
+        yield f"{record['metric']:{width}}  {record['about']}" + (f" ({settings})" if settings else "")
+    absent: dict[str, list[str]] = {}
+    for record in records:
+        if not record.get("available", True):
+            absent.setdefault(record.get("recorded_by") or _RECORDED_BY["profiles"], []).append(record["metric"])
+    for recorded_by, names in absent.items():
+        yield ""
+        yield f"Not in this capture: {', '.join(names)}"
+        yield f"  = help: record with {recorded_by}"
+    names = [record["metric"] for record in there]
+    paths = " ".join(map(shlex.quote, args.paths)) or "PATH"
+    yield ""
+    yield f"Next: rankscope metrics {paths} {FIRST if FIRST in names else names[0] if names else 'NAME'}"
+
+
+def _manual(name: str, chosen: str) -> Iterator[str]:
+    """A metric without a path: what it measures, and the columns that it gives."""
+    from rankscope.model.tables import SCHEMA
+
+    metric = _metrics().get(name)
+    text, table = (metric.doc, metric.table) if metric else (DIFF_SUMMARY, "trace_diff")
+    columns = SCHEMA[table].columns
+    if chosen == "json":
+        from rankscope.render.as_json import dumps
+
+        about = [{"name": column.name, "type": column.kind, "about": column.doc} for column in columns]
+        yield dumps({"metric": name, "table": table, "text": text, "columns": about})
+        return
+    yield f"{name} (table {table})"
+    yield ""
+    yield from text.splitlines()
+    yield ""
+    widths = [max(len(getattr(column, key)) for column in columns) for key in ("name", "kind")]
+    for column in columns:
+        yield f"    {column.name:{widths[0]}}  {column.kind:{widths[1]}}  {column.doc}"
+    yield ""
+    yield f"Next: rankscope metrics PATH {name}" + (" --against OTHER" if name == DIFF else "")
+
+
+# Measuring
+
+
+def _measure(args: Namespace, name: str, chosen: str) -> Iterator[str]:
+    metric = _metrics()[name]
+    args.stacks = args.stacks or name in _READS_STACKS
+    selection = _selection(args, metric)
+    trace = load_trace(args)
+    absent = _absent(trace, metric)
+    if absent:
+        raise InputError(f"{name} cannot be measured here: no {absent[0]} in this capture", _missing_hint(absent))
+    table = metric.compute(trace, selection)
+    heading = f"{name} of {_extent(trace, selection)}"
+    return _rows(table, [heading], _notes(trace, metric, table, selection), args, chosen, _first_ns(trace))
+
+
+def _missing_hint(absent: list[str]) -> str:
+    return f"record them: {_how_to_record(absent)}"
+
+
+def _diff(args: Namespace, chosen: str) -> Iterator[str]:
+    from rankscope.analyze.host_diff import compare_captures
+
+    if not args.against:
+        raise UsageError("diff needs a second capture", "give it with --against OTHER")
+    selection = _selection(args, None)
+    after = load_trace(args)
+    before = load_trace(Namespace(**{**vars(args), "paths": [args.against]}))
+    for trace, paths in ((after, args.paths), (before, [args.against])):
+        if not trace.has("profiles"):
+            raise InputError(f"no profiler trace at {' '.join(paths)}", f"diff needs {_RECORDED_BY['profiles']}")
+    sizes = [tuple(map(len, _ranks_and_steps(trace, selection))) for trace in (before, after)]
+    notes = [] if sizes[0] == sizes[1] else ["different numbers of ranks or steps: choose with --ranks and --steps"]
+    heading = [f"before: {_extent(before, selection)} ({args.against})"]
+    heading += [f"after:  {_extent(after, selection)} ({' '.join(args.paths)})"]
+    return _rows(compare_captures(before, after, selection), heading, notes, args, chosen)
+
+
+def _selection(args: Namespace, metric: Metric | None) -> Selection:
+    from rankscope.analyze.metric import Selection
+
+    known = metric.settings if metric else {}
+    settings = dict(_setting(text, known) for text in args.settings)
+    return Selection(args.ranks, args.steps, settings=settings)
+
+
+def _setting(text: str, known: dict[str, Parameter] | Any) -> tuple[str, Parameter]:
+    key, sign, value = text.partition("=")
+    if not sign or key not in known:
+        listed = ", ".join(f"{name}={default}" for name, default in known.items()) or "this metric has none"
+        raise UsageError(f"{text!r} is no setting", f"settings: {listed}")
+    if isinstance(known[key], str):
+        return key, value
+    try:
+        number = float(value)
+    except ValueError:
+        raise UsageError(f"{key} takes a number, not {value!r}", f"for instance --set {key}={known[key]}") from None
+    return key, int(number) if number.is_integer() else number
+
+
+def _ranks_and_steps(trace: Trace, selection: Selection) -> tuple[set[int], set[int]]:
+    from rankscope.model.database import database
+
+    ranks = set(trace.table("profiles").array("rank").tolist())
+    steps = {step for (step,) in database(trace).execute("SELECT DISTINCT step FROM steps").fetchall()}
+    ranks &= ranks if selection.ranks is None else set(selection.ranks)
+    steps &= steps if selection.steps is None else set(selection.steps)
+    return ranks, steps
+
+
+def _extent(trace: Trace, selection: Selection) -> str:
+    """Which ranks and steps the answer is about."""
+    from rankscope.model.finding import format_ranks, ranks_phrase
+
+    ranks, steps = _ranks_and_steps(trace, selection)
+    who = ranks_phrase(ranks) if ranks else "no rank"
+    if steps:
+        return f"{who}, {'step' if len(steps) == 1 else 'steps'} {format_ranks(steps, 6)}"
+    return f"{who}, all that was recorded" if selection.steps is None else f"{who}, no step"
+
+
+def _notes(trace: Trace, metric: Metric, table: Table, selection: Selection) -> list[str]:
+    from rankscope.model.finding import ranks_phrase
+
+    notes = []
+    if "kernels" in metric.needs:
+        profiles = trace.table("profiles")
+        ranks, n_kernels = profiles.array("rank"), profiles.array("n_kernels")
+        without = set(ranks[n_kernels <= 0].tolist()) - set(ranks[n_kernels > 0].tolist())
+        without &= without if selection.ranks is None else set(selection.ranks)
+        if without:
+            notes.append(f"{ranks_phrase(without)} left out: nothing was recorded on a device there (CPU-only)")
+    if not len(table) and metric.table == "module_breakdown":
+        notes.append(_NO_MODULES)
+    return notes
+
+
+def _first_ns(trace: Trace) -> int:
+    started = trace.table("profiles").array("start_ns")
+    return int(started.min()) if len(started) else 0
+
+
+def _rows(
+    table: Table, heading: list[str], notes: list[str], args: Namespace, chosen: str, zero_ns: int = 0
+) -> Iterator[str]:
+    import numpy as np
+
+    from rankscope.render.metric_rows import plain_rows
+
+    limit = args.limit if args.limit is not None else DEFAULT_ROWS if chosen == "table" and not args.output else 0
+    shown = table.take(np.arange(limit)) if 0 < limit < len(table) else table
+    if chosen == "table":
+        return _page(shown, [*heading, *_moment_note(table, zero_ns)], notes, len(table), zero_ns)
+    from rankscope.render.query_rows import csv_lines, json_lines
+
+    heads, rows = list(shown.columns), plain_rows(shown)
+    return json_lines(heads, rows) if chosen == "json" else csv_lines(heads, rows, not args.output and _is_terminal())
+
+
+def _is_terminal() -> bool:
+    import sys
+
+    return sys.stdout.isatty()
+
+
+def _moment_note(table: Table, zero_ns: int) -> list[str]:
+    from datetime import datetime, timezone
+
+    from rankscope.render.metric_rows import has_moments
+
+    if not has_moments(table):
+        return []
+    first = datetime.fromtimestamp(zero_ns / 1e9, timezone.utc)
+    return [f"moments are counted from the first event, {first:%Y-%m-%d %H:%M:%S.%f} UTC"]
+
+
+def _page(shown: Table, heading: list[str], notes: list[str], n_rows: int, zero_ns: int) -> Iterator[str]:
+    import sys
+
+    from rankscope.model.finding import count_noun
+    from rankscope.render.metric_rows import readable_rows
+    from rankscope.render.plain_table import table_lines
+
+    yield from heading
+    yield ""
+    yield from table_lines(*readable_rows(shown, zero_ns), output.text_width(sys.stdout))
+    hidden = n_rows - len(shown)
+    more = f", {hidden:,} more with --limit 0" if hidden else ""
+    yield f"({count_noun(len(shown), 'row')}{more})"
+    for note in notes:
+        yield f"  = note: {note}"
