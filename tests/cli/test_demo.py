@@ -131,3 +131,19 @@ def test_a_wrong_verdict_is_called_wrong() -> None:
     assert is_right(sample.report(sample.lost_dumps()), healthy)
     assert not is_right(sample.report(straggler), healthy)
     assert not is_right(sample.hang(), healthy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["data-loading", "slow-kernels", "stage-imbalance"])
+def test_a_slow_job_is_diagnosed_beside_the_truth(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "-o", "slow", "--fault", fault, "--steps", "4"]) == 0
+    out = capsys.readouterr().out
+    assert f"The fault is {fault} on rank" in out
+    assert "The verdict names it." in out
+    assert len(list(Path("slow").glob("kineto_trace_*.json.gz"))) == 8
+    assert main(["demo", "-o", "slow", "--fault", "op", "--ranks", "4", "--force"]) == 0
+    assert not list(Path("slow").glob("kineto_trace_*.json.gz")), "the traces of the demonstration before are gone"
+
+
+def test_options_of_hung_jobs_do_not_go_with_slow_ones() -> None:
+    assert main(["demo", "--fault", "data-loading", "--mesh", "2,2,2"]) == 2

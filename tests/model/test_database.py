@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.model.database import connect, forbid_outside_access, named_tables
 from rankscope.model.replicas import shift_replica_ranks
-from rankscope.model.tables import SCHEMA, Table, Trace
+from rankscope.model.tables import SCHEMA, Part, Table, Trace
 
 SQL_KINDS = {"text": "VARCHAR", "bool": "BOOLEAN", "int32": "INTEGER", "int64": "BIGINT", "float64": "DOUBLE"}
 
@@ -123,3 +123,35 @@ def test_replicas_that_count_from_zero_get_global_ranks() -> None:
     shifted = shift_replica_ranks(config, replica_size=2)
     assert shifted.text("members").tolist() == ["[0,1]", "[5,4]", "[4,5]", "[1,3,5]", "[1,3]", "[]"]
     assert config.text("members")[1] == "[1,0]", "the table given stays as it is"
+
+
+def test_large_tables_are_read_where_they_lie_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "a [b] * ? 'c'"
+    folder.mkdir()
+    path = folder / "steps.parquet"
+    rows_of_part = "SELECT 7 AS step, 'x' AS name, 1 AS tid, 5 AS start_ns, 2 AS duration_ns"
+    target = str(path).replace("'", "''")
+    duckdb.connect().execute(f"COPY ({rows_of_part}) TO '{target}' (FORMAT parquet)").fetchall()
+    trace = Trace(("job",), {}, {"steps": [Part("steps", str(path), 1, file_id=3, rank=9)]})
+    assert trace.has("steps")
+    connection = connect(trace)
+    forbid_outside_access(connection, trace)
+    assert rows(connection, "SELECT file_id, rank, step FROM steps") == [(3, 9, 7)]
+    assert list(trace.table("steps").rows()) == [
+        {"file_id": 3, "rank": 9, "step": 7, "name": "x", "tid": 1, "start_ns": 5, "duration_ns": 2}
+    ]
+
+
+def test_derived_tables_are_made_when_they_are_asked_for(trace: Trace) -> None:
+    made: list[str] = []
+
+    def make(_: Trace) -> Table:
+        made.append("steps")
+        return Table.from_rows("steps", [{"step": 1}])
+
+    trace.makers = {"steps": make}
+    connect(trace, only=named_tables("SELECT op FROM collectives"))
+    assert made == []
+    assert rows(connect(trace, only=named_tables("SELECT * FROM steps")), "SELECT step FROM steps") == [(1,)]
+    assert trace.table("steps") is trace.table("steps")
+    assert made == ["steps"]

@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-from rankscope.analyze import (
-    comm_holes,
-    comm_late,
-    comm_traffic,
-    deadlock,
-    device_copies,
-    device_exposed,
-    device_host_late,
-    device_kernels,
-    device_loading,
-    device_memory,
-    holes,
-    host_rules,
-    late,
-    mismatch,
-    skipped,
-    straggler,
-    stuck,
-    whatif_rules,
-)
+from importlib import import_module
+
 from rankscope.analyze.registry import RULES, Effect, Rule, find_rule, rule
 from rankscope.model.finding import SEVERITIES, Check, Finding
 from rankscope.model.tables import SCHEMA, Trace
 
 __all__ = ["RULES", "Effect", "Rule", "find_rule", "rule", "run_rules"]
 
-RULE_MODULES = (
-    mismatch,
-    skipped,
-    stuck,
-    deadlock,
-    late,
-    straggler,
-    holes,
-    device_host_late,
-    device_exposed,
-    device_loading,
-    device_copies,
-    device_memory,
-    device_kernels,
-    host_rules,
-    whatif_rules,
-    comm_holes,
-    comm_late,
-    comm_traffic,
+RULE_MODULES = tuple(
+    import_module(f"rankscope.analyze.{name}")
+    for name in (
+        "mismatch",
+        "skipped",
+        "stuck",
+        "deadlock",
+        "late",
+        "straggler",
+        "holes",
+        "device_host_late",
+        "device_exposed",
+        "device_loading",
+        "device_copies",
+        "device_memory",
+        "device_kernels",
+        "host_rules",
+        "whatif_rules",
+        "comm_holes",
+        "comm_late",
+        "comm_traffic",
+    )
 )
 
 # What gives a table that a rule misses: said where a check could not be made.

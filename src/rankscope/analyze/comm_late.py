@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analyze.comm_late_time import COMPUTATION, FREE, longest_stretch
 from rankscope.analyze.comm_measures import measures_of
-from rankscope.analyze.comm_stragglers import CLEARLY, Standing, standings_of
+from rankscope.analyze.comm_stragglers import CLEARLY, Standing, exposure_of, standings_of
 from rankscope.analyze.device_events import processes_of
 from rankscope.analyze.late_causes import LateCause, explain
 from rankscope.analyze.registry import Effect, rule
@@ -97,19 +97,30 @@ def late_ranks(trace: Trace) -> list[Standing]:
     in_group = Counter(standing.group for standing in together)
     if any(n > max(1.0, _FEW * (len(one.peers) + 1)) for one in together if (n := in_group[one.group])):
         return []
-    noise_ns = _noise_ns([standing for standing in standings if standing not in together])
+    noise_ns = _noise_ns(trace, together) if together else 0.0
     return [standing for standing in together if _is_habit(standing, noise_ns)]
 
 
-def _noise_ns(others: Sequence[Standing]) -> float:
-    """What a step of any other rank differs by from its usual one: 1.48 times the median deviation, as a sigma."""
-    deviations = []
-    is_single = all(standing.n_compared == 1 for standing in others)
-    common = median(np.array([standing.mean_cost_ns for standing in others])) if others else 0.0
-    for standing in others:
-        costs = standing.cost_ns[~np.isnan(standing.cost_ns)]
-        deviations.append(np.abs(costs - (common if is_single else median(costs))))
-    return 1.48 * float(median(np.concatenate(deviations))) if deviations else 0.0
+def _noise_ns(trace: Trace, together: Sequence[Standing]) -> float:
+    """The sigma of a cost by chance: from how much other ranks' steps differ from each other, less their usual difference.
+
+    Robust, as 1.48 times the median deviation. Of two ranks, it is the difference between them.
+    """
+    exposure = exposure_of(trace)
+    worst = together[0]
+    others = set(worst.peers) - {standing.rank for standing in together}
+    spent = exposure.totals(worst.group)[np.isin(exposure.ranks, list(others))]
+    differences = spent - np.roll(spent, 1, axis=0) if len(spent) > 1 else worst.cost_ns[None]
+    if differences.shape[1] > 1:
+        differences = differences - median(differences, axis=1)[:, None]
+    deviations = np.abs(differences[~np.isnan(differences)])
+    if not len(deviations):
+        return 0.0
+    of_difference = 1.48 * float(median(deviations))
+    if len(spent) < 2:
+        return of_difference
+    # A cost is one rank less the median of n others: of variance 1 + pi / 2n, where a difference of two has 2.
+    return of_difference * float(np.sqrt((1 + np.pi / (2 * len(spent))) / 2))
 
 
 def _is_habit(standing: Standing, noise_ns: float) -> bool:

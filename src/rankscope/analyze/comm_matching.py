@@ -15,7 +15,7 @@ from rankscope.analyze.comm_alignment import BY_ORDER, TOLERANCE_NS, Aligner, Ca
 from rankscope.analyze.comm_clocks import ClockFit, Moments, fit_clocks, in_main_component
 from rankscope.analyze.comm_groups import UNKNOWN_GROUP, CommGroup, inferred_groups
 from rankscope.analyze.comm_order import match_by_step
-from rankscope.analyze.comm_rows import CommRows, extremes, load_rows, occurrence
+from rankscope.analyze.comm_rows import CommRows, extremes, load_rows, numbered, occurrence
 from rankscope.analyze.device_events import processes_of
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
@@ -100,11 +100,9 @@ def _by_number(rows: CommRows) -> tuple[Array, Array]:
             continue
         domain = np.zeros(len(chosen), np.int64) if kind == BY_COMMS_ID else rows.domain[chosen]
         again = occurrence(rows.process[chosen], domain, number[chosen])
-        key = np.column_stack((domain, number[chosen], again))
-        _, place = np.unique(key, axis=0, return_inverse=True)
-        numbered = place.reshape(-1)
-        trusted = _is_consistent(rows, chosen, numbered)
-        event[chosen[trusted]] = numbered[trusted] + (event.max(initial=-1) + 1)
+        _, place = numbered(domain, number[chosen], again)
+        trusted = _is_consistent(rows, chosen, place)
+        event[chosen[trusted]] = place[trusted] + (event.max(initial=-1) + 1)
         method[chosen[trusted]] = kind
     return event, method
 

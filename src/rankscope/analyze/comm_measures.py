@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.analyze.comm_matching import Matching
-from rankscope.analyze.comm_rows import CommRows
+from rankscope.analyze.comm_rows import CommRows, numbered
 from rankscope.analyze.device_events import fetch
 from rankscope.analyze.intervals import covered_ns, union
 from rankscope.analyze.profile_clocks import ClockQuality, clock_quality, matching_of
@@ -87,8 +87,8 @@ def _describe_matches(matching: Matching, clock: Array, start: Array, end: Array
     middle = first + (after - first - 1) // 2
     last_row = by_start[after - 1]
     last_arrival, end_middle = start[last_row], end[by_end[middle]]
-    pairs = np.unique(np.column_stack((match[found], rows.rank[found])), axis=0)
-    n_seen = np.bincount(pairs[:, 0], minlength=n_matches)
+    one_per_rank, _ = numbered(match[found], rows.rank[found])
+    n_seen = np.bincount(match[found][one_per_rank], minlength=n_matches)
     sizes = np.asarray([group.size for group in matching.groups] or [0], np.int64)
     n_members = np.maximum(np.where(rows.is_p2p[last_row], 2, sizes[matching.group[last_row]]), n_seen)
     method = np.minimum.reduceat(matching.method[by_start], first) if n_matches else np.empty(0, np.int8)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.analyze.comm_alignment import TOLERANCE_NS, Track, can_be_one
-from rankscope.analyze.comm_rows import CommRows, extremes, occurrence
+from rankscope.analyze.comm_rows import CommRows, extremes, numbered, occurrence
 from rankscope.model.clock import MIN_SHARED, median
 from rankscope.model.tables import MISSING, Array
 
@@ -30,8 +30,7 @@ def match_by_step(rows: CommRows, event: Array, clock: Array) -> Array:
         return matched
     domain, step, process = rows.domain[chosen], rows.step[chosen], rows.process[chosen]
     place = occurrence(process, step, domain)
-    _, number = np.unique(np.column_stack((domain, step, place)), axis=0, return_inverse=True)
-    number = number.reshape(-1)
+    _, number = numbered(domain, step, place)
     is_good = _agreeing_steps(rows.signature[chosen], number, (domain, step, process))
     is_good &= np.isin(domain, _good_domains(rows, chosen, is_good))
     chosen, number = chosen[is_good], number[is_good]
@@ -51,10 +50,9 @@ def _agreeing_steps(signature: Array, number: Array, columns: tuple[Array, Array
     """Per row: all processes that made calls of this domain in this step made the same ones in the same order."""
     lowest, highest = extremes(number, signature)
     domain, step, process = columns
-    _, run = np.unique(np.column_stack((domain, step)), axis=0, return_inverse=True)
-    run = run.reshape(-1)
-    runs = np.unique(np.column_stack((run, process)), axis=0)[:, 0]
-    n_processes = np.bincount(runs)[run]
+    _, run = numbered(domain, step)
+    one_per_process, _ = numbered(run, process)
+    n_processes = np.bincount(run[one_per_process])[run]
     differs = (lowest != highest)[number] | (np.bincount(number)[number] != n_processes)
     good: Array = (np.bincount(run, differs) == 0)[run]
     return good
@@ -63,12 +61,11 @@ def _agreeing_steps(signature: Array, number: Array, columns: tuple[Array, Array
 def _good_domains(rows: CommRows, chosen: Array, is_good: Array) -> Array:
     """Those in which nearly all steps agree; on the device so many that chance is ruled out."""
     domain, step, process = rows.domain[chosen], rows.step[chosen], rows.process[chosen]
-    steps, place = np.unique(np.column_stack((domain, step)), axis=0, return_inverse=True)
-    place = place.reshape(-1)
-    step_is_good = np.zeros(len(steps), bool)
-    step_is_good[place] = is_good
-    n_members = np.bincount(np.unique(np.column_stack((place, process)), axis=0)[:, 0], minlength=len(steps))
-    domains, of_step = np.unique(steps[:, 0], return_inverse=True)
+    first, place = numbered(domain, step)
+    step_is_good = is_good[first]
+    one_per_process, _ = numbered(place, process)
+    n_members = np.bincount(place[one_per_process])
+    domains, of_step = np.unique(domain[first], return_inverse=True)
     of_step = of_step.reshape(-1)
     share = np.bincount(of_step, step_is_good) / np.bincount(of_step)
     n_agreeing = np.bincount(of_step, (n_members - 1) * step_is_good)
@@ -102,11 +99,10 @@ def _shifts(rows: CommRows, chosen: Array, reference: Array, clock: Array) -> Ar
     """By how much the ends of a process lie behind those of a reference on another clock, in each domain."""
     shift = np.zeros(len(chosen))
     other = np.flatnonzero(clock[chosen] != clock[reference])
-    keys = np.column_stack((rows.domain[chosen[other]], rows.process[chosen[other]]))
-    _, pair = np.unique(keys, axis=0, return_inverse=True)
+    _, pair = numbered(rows.domain[chosen[other]], rows.process[chosen[other]])
     apart = (rows.end_ns[chosen[other]] - rows.end_ns[reference[other]]).astype(np.float64)
-    order = np.argsort(pair.reshape(-1), kind="stable")
-    for own in np.split(order, np.flatnonzero(np.diff(pair.reshape(-1)[order])) + 1) if len(order) else ():
+    order = np.argsort(pair, kind="stable")
+    for own in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1) if len(order) else ():
         # Few calls would be moved to where they fit.
         shift[other[own]] = median(apart[own]) if len(own) >= MIN_SHARED else _NOWHERE_NS
     return shift

@@ -39,6 +39,8 @@ _ROWS = f"""
     FROM {_COMMS} ORDER BY file_id, rank, start_ns, comm_id
 """
 
+_LARGEST_KEY = 2**62
+
 
 @dataclass(frozen=True)
 class CommRows:
@@ -111,9 +113,8 @@ def _domains(rows: dict[str, Array], group: Array, groups: list[CommGroup]) -> A
         own = rows["rank"][transfers].astype(np.int64)
         peer = _global_peers(group[transfers], own, rows["peer"][transfers].astype(np.int64), groups)
         is_send = rows["is_send"][transfers]
-        ends = np.column_stack((group[transfers], np.where(is_send, own, peer), np.where(is_send, peer, own)))
-        _, number = np.unique(ends, axis=0, return_inverse=True)
-        domain[transfers] = len(groups) + number.reshape(-1)
+        _, number = numbered(group[transfers], np.where(is_send, own, peer), np.where(is_send, peer, own))
+        domain[transfers] = len(groups) + number
     is_nameless = rows["is_p2p"] & (domain == MISSING)
     if len(np.unique(rows["rank"])) == 2:  # then there is no question who talks to whom
         domain[is_nameless] = max(int(domain.max(initial=-1)) + 1, len(groups))
@@ -133,12 +134,27 @@ def _global_peers(group: Array, own: Array, peer: Array, groups: list[CommGroup]
     return resolved
 
 
+def numbered(*columns: Array) -> tuple[Array, Array]:
+    """The first entry of each combination of values, in order of these, and the number of each entry's combination."""
+    key = np.zeros(len(columns[0]), np.int64)
+    span = 1
+    for column in columns:
+        lowest, highest = int(column.min(initial=0)), int(column.max(initial=0))
+        if span * (highest - lowest + 1) >= _LARGEST_KEY:
+            _, key = np.unique(key, return_inverse=True)
+            key, span = key.reshape(-1), len(key)
+        key = key * (highest - lowest + 1) + (column - lowest)
+        span *= highest - lowest + 1
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    return first, number.reshape(-1)
+
+
 def occurrence(*columns: Array) -> Array:
     """How many entries before have the same values."""
-    order = np.lexsort(columns)
-    changes = np.ones(len(order), bool)
-    changes[1:] = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
-    first = np.maximum.accumulate(np.where(changes, np.arange(len(order)), 0))
+    _, number = numbered(*columns)
+    order = np.argsort(number, kind="stable")
+    counts = np.bincount(number)
+    first = np.repeat(np.cumsum(counts) - counts, counts)
     count = np.empty(len(order), np.int64)
     count[order] = np.arange(len(order)) - first
     return count

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.analyze.comm_measures import Measures, measures_of
+from rankscope.analyze.comm_rows import numbered
 from rankscope.analyze.device_events import fetch, processes_of
 from rankscope.analyze.metric import Selection, metric
 from rankscope.analyze.view import derived
@@ -162,9 +163,10 @@ def _companies(measures: Measures) -> list[tuple[int, tuple[int, ...]]]:
     rows = matching.rows
     is_nameless = np.asarray([not group.name for group in matching.groups] or [False], bool)
     counts = np.flatnonzero((matching.match != MISSING) & (~rows.is_p2p | is_nameless[matching.group]))
-    pairs, place = np.unique(np.column_stack((matching.group[counts], rows.rank[counts])), axis=0, return_inverse=True)
+    first, place = numbered(matching.group[counts], rows.rank[counts])
+    pairs = np.column_stack((matching.group[counts[first]], rows.rank[counts[first]]))
     n_bytes = np.maximum(rows.n_bytes[counts], 0)
-    traffic = np.bincount(place.reshape(-1), n_bytes if n_bytes.any() else None, len(pairs))
+    traffic = np.bincount(place, n_bytes if n_bytes.any() else None, len(pairs))
     total = np.bincount(pairs[:, 1], traffic) if len(pairs) else np.empty(0)
     kept = traffic >= _NEXT_TO_NOTHING * total[pairs[:, 1]]
     members: dict[int, list[int]] = {}

@@ -81,7 +81,7 @@ def _count(text: str) -> int:
 
 
 def run(args: Namespace) -> int:
-    chosen = _format(args)
+    chosen = output.rows_format(args, ("json", "csv", "txt"))
     if args.output:
         output.check_writable(args.output, args.force)
     args.paths, name = _split(args.words)
@@ -98,16 +98,6 @@ def run(args: Namespace) -> int:
     else:
         output.print_lines(lines)
     return 0
-
-
-def _format(args: Namespace) -> str:
-    if args.format and args.json and args.format != "json":
-        raise UsageError(f"--json does not go with --format {args.format}", "give one of the two")
-    asked: str | None = "json" if args.json else args.format
-    if args.output and not asked:
-        extension = output.output_format(args.output, ("json", "csv", "txt"))
-        return "table" if extension == "txt" else extension
-    return asked or "table"
 
 
 def _split(words: list[str]) -> tuple[list[str], str]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rankscope.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
+    from argparse import ArgumentParser, Namespace
     from types import TracebackType
 
     from rich.progress import Progress as Bar
@@ -143,3 +143,14 @@ def _start_bar() -> tuple[Bar, TaskID]:
     bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
     bar.start()
     return bar, bar.add_task("")
+
+
+def rows_format(args: Namespace, formats: Sequence[str]) -> str:
+    """How rows are to be written: as --format or --json says, else as the output's extension does, else as a table."""
+    if args.format and args.json and args.format != "json":
+        raise UsageError(f"--json does not go with --format {args.format}", "give one of the two")
+    asked: str | None = "json" if args.json else args.format
+    if args.output and not asked:
+        name = output_format(args.output, formats)
+        return "table" if name == "txt" else name
+    return asked or "table"

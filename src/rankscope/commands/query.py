@@ -54,15 +54,10 @@ def run(args: Namespace) -> int:
 
 
 def _format(args: Namespace) -> str:
-    if args.format and args.json and args.format != "json":
-        raise UsageError(f"--json does not go with --format {args.format}", "give one of the two")
-    asked: str | None = "json" if args.json else args.format
-    if args.output and not asked:
-        name = output.output_format(args.output, ("json", "csv", "parquet", "txt"))
-        return "table" if name == "txt" else name
-    if asked == "parquet" and not args.output:
+    chosen = output.rows_format(args, ("json", "csv", "parquet", "txt"))
+    if chosen == "parquet" and not args.output:
         raise UsageError("Parquet does not go to the terminal", "name a file: -o rows.parquet")
-    return asked or "table"
+    return chosen
 
 
 def _write_parquet(connection: DuckDBPyConnection, trace: Trace, args: Namespace) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.model.schema import PART_KEYS
-from rankscope.model.sql import quote_name, quote_path, quote_text
+from rankscope.model.sql import as_pattern, quote_name, quote_path, quote_text
 from rankscope.model.tables import MISSING, SCHEMA, Array, Column, Part, Table, TableSpec, Text, Trace
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def named_tables(sql: str) -> set[str]:
 
 def forbid_outside_access(connection: DuckDBPyConnection, trace: Trace, may_write: str = "") -> None:
     """From here on SQL reaches the trace's own parts alone, and the one file to be written; there is no way back."""
-    allowed = [part.path for parts in trace.parts.values() for part in parts]
+    paths = {part.path for parts in trace.parts.values() for part in parts}
+    allowed = sorted(paths | set(map(as_pattern, paths)))  # the view names the pattern, the system the file
     if may_write:
         allowed.append(may_write)
     connection.execute("SET python_enable_replacements = false").fetchall()

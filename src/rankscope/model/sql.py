@@ -8,8 +8,12 @@ def quote_text(text: str) -> str:
 
 
 def quote_path(path: str) -> str:
+    return quote_text(as_pattern(path))
+
+
+def as_pattern(path: str) -> str:
     """A path for read_parquet and its like, which take some characters for patterns."""
-    return quote_text("".join(f"[{char}]" if char in "[*?" else char for char in path))
+    return "".join(f"[{char}]" if char in "[*?" else char for char in path)
 
 
 def quote_name(name: str) -> str:
