@@ -102,7 +102,7 @@ def late_ranks(trace: Trace) -> list[Standing]:
 
 
 def _noise_ns(trace: Trace, together: Sequence[Standing]) -> float:
-    """The sigma of a cost by chance: from how much other ranks' steps differ from each other, less their usual difference.
+    """The sigma of a cost by chance: how much other ranks' steps differ from each other, beyond their usual difference.
 
     Robust, as 1.48 times the median deviation. Of two ranks, it is the difference between them.
     """
