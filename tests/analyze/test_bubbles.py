@@ -13,6 +13,8 @@ from rankscope.analyze.path_stages import stages_of
 from rankscope.model.tables import Table
 from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, simulate_profile
 
+pytestmark = pytest.mark.slow  # simulated jobs, read and diagnosed
+
 
 def two_stages(*, with_events: bool = True) -> list[Process]:
     """Rank 0 computes, sends, waits for the gradient and computes again; rank 1 does so in between."""

@@ -12,6 +12,8 @@ from rankscope.analyze.metric import Selection
 from rankscope.model.tables import Trace
 from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, simulate_profile
 
+pytestmark = pytest.mark.slow  # simulated jobs, read and diagnosed
+
 RULES = ("P301", "P302", "P303", "P304", "P305", "P306")
 SPEC = ProfileSpec(data_parallel=4, n_steps=2)
 

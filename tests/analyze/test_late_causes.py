@@ -14,6 +14,8 @@ from rankscope.model.finding import Finding
 from rankscope.model.tables import Trace
 from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, simulate_profile
 
+pytestmark = pytest.mark.slow  # simulated jobs, read and diagnosed
+
 GROUP = {"group_name": "0", "group_ranks": "[0, 1, 2]"}
 LATE = 1  # the rank that is late in the hand-made jobs
 WORK, DELAY, TAIL = 20_000.0, 15_000.0, 1_000.0

@@ -115,6 +115,7 @@ def test_the_same_file_gives_the_same_tables(name: str, path: Path) -> None:
     assert list(map(plain, read(name, path))) == list(map(plain, read(name, path)))
 
 
+@pytest.mark.slow
 @each_sample
 def test_a_cut_file_gives_its_whole_part_or_a_clear_error(name: str, path: Path, tmp_path: Path) -> None:
     content = path.read_bytes()
