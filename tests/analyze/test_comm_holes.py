@@ -90,6 +90,14 @@ def test_ranks_recorded_at_another_time_are_told() -> None:
     assert "another time" in finding.title
 
 
+def test_traces_of_one_rank_that_are_days_apart_are_of_different_runs() -> None:
+    day = 86_400 * 1000  # windows count in milliseconds
+    [finding] = findings(windows((0, 0, 0, 10), (1, 0, 2 * day, 2 * day + 10)), "D908")
+    assert finding.ranks == (0,)
+    assert "more than a day" in finding.title
+    assert findings(windows((0, 0, 0, 10), (1, 0, day // 2, day // 2 + 10)), "D908") == []
+
+
 def test_profiles_without_communication_are_judged_too() -> None:
     profiles = [
         {"file_id": file, "rank": rank, "start_ns": start, "end_ns": start + 10, "world_size": 2}

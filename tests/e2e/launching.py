@@ -49,8 +49,8 @@ def run_job(job: str, dumps: Path, arguments: Sequence[str], environment: Mappin
     return process.returncode
 
 
-def diagnose(dumps: Path) -> Diagnosis:
-    command = [sys.executable, "-m", "rankscope", str(dumps), "--json"]
+def diagnose(traces: Path, *options: str) -> Diagnosis:
+    command = [sys.executable, "-m", "rankscope", str(traces), "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (0, 1), done.stderr
     return Diagnosis(done.returncode, json.loads(done.stdout))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import N_RANKS, Diagnosis, run_job
+from launching import N_RANKS, Diagnosis, diagnose, run_job
 
 from rankscope.simulate import Fault, JobSpec, Mesh, simulate
 
@@ -36,13 +33,6 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def diagnose_traces(folder: Path, *options: str) -> Diagnosis:
-    command = [sys.executable, "-m", "rankscope", str(folder), "--json", "--no-cache", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode in (0, 1), done.stderr
-    return Diagnosis(done.returncode, json.loads(done.stdout))
-
-
 def first_finding(diagnosis: Diagnosis) -> dict[str, Any]:
     finding: dict[str, Any] = diagnosis.report["findings"][0]
     return finding
@@ -60,7 +50,7 @@ def losses(diagnosis: Diagnosis) -> list[str]:
 
 @pytest.mark.parametrize(("case", "cause"), CAUSES.items())
 def test_the_slow_rank_comes_first_with_its_cause(traces: Path, case: str, cause: str) -> None:
-    late = first_finding(diagnose_traces(traces / case))
+    late = first_finding(diagnose(traces / case, "--no-cache"))
 
     assert (late["code"], late["rule"], late["severity"]) == ("S202", "late-rank", "warning")
     assert late["ranks"] == [CULPRIT]
@@ -69,14 +59,14 @@ def test_the_slow_rank_comes_first_with_its_cause(traces: Path, case: str, cause
 
 @pytest.mark.parametrize(("case", "cause"), CAUSES_BY_STACKS.items())
 def test_python_functions_show_the_cause(traces: Path, case: str, cause: str) -> None:
-    late = first_finding(diagnose_traces(traces / case, "--stacks"))
+    late = first_finding(diagnose(traces / case, "--stacks", "--no-cache"))
 
     assert (late["code"], late["ranks"]) == ("S202", [CULPRIT])
     assert late["evidence"]["facts"]["cause"] == cause
 
 
 def test_a_healthy_job_raises_no_alarm(traces: Path) -> None:
-    diagnosis = diagnose_traces(traces / "healthy")
+    diagnosis = diagnose(traces / "healthy", "--no-cache")
 
     assert diagnosis.exit_code == 0
     assert losses(diagnosis) == []
@@ -92,7 +82,7 @@ def test_junk_beside_the_traces_is_named_and_does_no_harm(traces: Path, tmp_path
     (folder / "rank-7.pt.trace.json").write_bytes(b"")
     (folder / "notes.txt").write_text("rank 2 looks slow\n")
 
-    diagnosis = diagnose_traces(folder)
+    diagnosis = diagnose(folder, "--no-cache")
 
     assert [(late["ranks"], late["evidence"]["facts"]["cause"]) for late in found(diagnosis, "S202")] == [
         ([CULPRIT], "pause")
@@ -106,7 +96,7 @@ def test_a_rank_without_a_trace_is_noticed(traces: Path, tmp_path: Path) -> None
     folder = shutil.copytree(traces / "slow-loader", tmp_path / "job")
     (folder / "rank-1.pt.trace.json").unlink()
 
-    diagnosis = diagnose_traces(folder)
+    diagnosis = diagnose(folder, "--no-cache")
 
     assert [missing["ranks"] for missing in found(diagnosis, "D907")] == [[1]]
     assert first_finding(diagnosis)["ranks"] == [CULPRIT]
@@ -117,7 +107,7 @@ def test_profiles_and_dumps_in_one_folder_are_both_judged(traces: Path, tmp_path
     folder = shutil.copytree(traces / "extra-work", tmp_path / "job")
     simulate(JobSpec(Mesh(dp=N_RANKS, tp=1)), Fault("skip", rank=1)).write(folder)
 
-    diagnosis = diagnose_traces(folder)
+    diagnosis = diagnose(folder, "--no-cache")
 
     assert diagnosis.report["capture"]["sources"] == {"flight_recorder": N_RANKS, "kineto": N_RANKS}
     assert [(error["rule"], error["ranks"]) for error in diagnosis.errors] == [("call-skipped", [1])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -163,11 +164,14 @@ def profile_missing(trace: Trace) -> Iterator[Finding | Effect]:
         title=f"no profile from {ranks_phrase(missing)} of {n_ranks}",
         ranks=missing,
         evidence=Evidence(
-            notes=("a rank that all others wait for may be among them",),
+            notes=(f"a rank that all others wait for may be {'the one' if len(missing) == 1 else 'among them'}",),
             facts={"n_missing": len(missing), "n_traced": len(traced)},
         ),
         help="collect the traces of all nodes; profile all ranks to see who waits for whom",
     )
+
+
+_DAY_NS = 86_400 * 10**9
 
 
 class _Span(NamedTuple):
@@ -182,7 +186,8 @@ def profile_overlap(trace: Trace) -> Iterator[Finding | Effect]:
     """Traces that cannot be of one recording: two of one rank at the same time, or ranks at different times.
 
     What it means: a rank has several traces that overlap in time, so its time is counted twice; or its call numbers
-    start again, which they never do within a run; or some ranks were recorded at another time than most.
+    start again, which they never do within a run; or more than a day lies between them; or some
+    ranks were recorded at another time than most.
 
     Why it happens: traces of several runs or attempts in one folder, a trace that was exported twice, a file name that
     tells the wrong rank.
@@ -194,14 +199,16 @@ def profile_overlap(trace: Trace) -> Iterator[Finding | Effect]:
     spans = _aligned_spans(trace)
     doubled = _overlapping(spans)
     restarted = _restarting(trace) if trace.has("comms") else ()
+    distant = _distant(spans)
     apart = _apart(spans)
     told = (
         (doubled, f"two traces of {ranks_phrase(doubled)} overlap in time", "their time is counted twice"),
         (restarted, f"the traces of {ranks_phrase(restarted)} are of different runs", "their call numbers start again"),
+        (distant, f"the traces of {ranks_phrase(distant)} are of different runs", "more than a day lies between them"),
         (
             apart,
-            f"{ranks_phrase(apart)} were recorded at another time than the others",
-            "nothing of them can be compared",
+            f"{ranks_phrase(apart)} {'was' if len(apart) == 1 else 'were'} recorded at another time than the others",
+            "nothing of it can be compared",
         ),
     )
     for ranks, title, consequence in told:
@@ -236,6 +243,12 @@ def _overlapping(spans: list[_Span]) -> tuple[int, ...]:
     return tuple(sorted(doubled))
 
 
+def _distant(spans: list[_Span]) -> tuple[int, ...]:
+    """Ranks with traces so far apart that no run records both, whatever its schedule."""
+    far = {one.rank for one, two in pairwise(spans) if one.rank == two.rank and two.start_ns - one.end_ns > _DAY_NS}
+    return tuple(sorted(far))
+
+
 def _restarting(trace: Trace) -> tuple[int, ...]:
     """Ranks of which a later trace has a smaller sequence number in a group than an earlier one."""
     sql = """
@@ -267,9 +280,12 @@ def _apart(spans: list[_Span]) -> tuple[int, ...]:
 def _files_of(trace: Trace, spans: list[_Span], ranks: tuple[int, ...]) -> tuple[str, ...]:
     files = trace.table("files")
     path_of = dict(zip(files.array("file_id").tolist(), files.text("path").tolist(), strict=True))
-    first = min(span.start_ns for span in spans)
     return tuple(
         f"rank {span.rank}: {path_of.get(span.file_id, f'file {span.file_id}')}, "
-        f"from {format_duration(span.start_ns - first)} to {format_duration(span.end_ns - first)}"
+        f"{_date(span.start_ns)}, {format_duration(span.end_ns - span.start_ns)} long"
         for span in [span for span in spans if span.rank in ranks][:_MAX_SHOWN]
     )
+
+
+def _date(moment_ns: int) -> str:
+    return datetime.fromtimestamp(moment_ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

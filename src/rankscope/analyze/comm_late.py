@@ -12,6 +12,7 @@ from rankscope.analyze.comm_measures import measures_of
 from rankscope.analyze.comm_stragglers import CLEARLY, Standing, exposure_of, standings_of
 from rankscope.analyze.device_events import processes_of
 from rankscope.analyze.late_causes import LateCause, explain
+from rankscope.analyze.python_frames import is_own, location_of
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.clock import median
 from rankscope.model.database import database
@@ -35,9 +36,6 @@ _MOSTLY = 0.5  # of its delays must remain after the steps in which it was early
 _SIGMAS = 4.0  # above chance: the worst of many ranks over few steps is often two or three
 _FEW = 0.5  # of the members at most: if most are late, the others are early
 _MAX_NAMES = 3
-_FRAME = r"^(.*)\((\d+)\): (.*)$"
-# Frames of torch, of Python itself and of C functions; what is left is the user's own code.
-_FOREIGN_FRAME = r"^<|^nn\.Module: |(^|/)torch/|/lib/python\d|^(runpy|threading|contextlib)\.py\("
 
 _HELP = {
     "slow-kernels": "check the device of this rank: clocks, heat, power limit, another process on it, row remapping; "
@@ -279,14 +277,12 @@ def _location(trace: Trace, standing: Standing, found: LateCause) -> Location | 
         return None
     process, start, end = stretch
     known = processes_of(trace)
-    sql = """
-        SELECT regexp_extract(name, ?, ['file', 'line', 'function']) FROM python_calls
-        WHERE file_id = ? AND rank = ? AND start_ns <= ? AND start_ns + duration_ns > ?
-          AND regexp_matches(name, ?) AND NOT regexp_matches(name, ?)
+    sql = f"""
+        SELECT name FROM python_calls
+        WHERE file_id = ? AND rank = ? AND start_ns <= ? AND start_ns + duration_ns > ? AND {is_own("name")}
         ORDER BY start_ns DESC, python_id DESC LIMIT 1
     """
     middle = start + (end - start) // 2
     place = (int(known.file_id[process]), int(known.rank[process]), middle, middle)
-    for (frame,) in database(trace).execute(sql, [_FRAME, *place, _FRAME, _FOREIGN_FRAME]).fetchall():
-        return Location(frame["file"], int(frame["line"]), frame["function"])
-    return None
+    frames = database(trace).execute(sql, place).fetchall()
+    return location_of(frames[0][0]) if frames else None

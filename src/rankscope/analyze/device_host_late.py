@@ -60,7 +60,10 @@ def device_idle_host(trace: Trace) -> Iterator[Finding | Effect]:
         "the host does something else than launching work",
         ranks=losses.culprits,
         evidence=Evidence(
-            certain=(f"the device of rank {worst.rank} is busy {_busy_pct(trace, worst.rank):.0f} % of the time",),
+            certain=(
+                f"the device of rank {worst.rank} is idle {100 - _busy_pct(trace, worst.rank):.0f} % of the time in "
+                "all: launching, waiting, loading data, and the time around the first and last kernel not counted",
+            ),
             likely=_what_the_host_did(host),
             cost_pct=losses.cost_pct,
             cost_ns=losses.cost_ns,

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from rankscope.analyze.device_losses import verb
 from rankscope.analyze.host_losses import Losses, losses_of
+from rankscope.analyze.python_frames import is_own, location_of
 from rankscope.analyze.registry import RULES, Effect, rule
 from rankscope.model.database import database
 from rankscope.model.finding import Evidence, Finding, Location, count_noun, format_duration, ranks_phrase
-from rankscope.model.sql import quote_text
 from rankscope.model.tables import Trace
 
 _MIN_LAUNCHES = 50  # per rank: fewer say nothing about a training loop
@@ -21,9 +21,6 @@ _MIN_DELAY_NS = 100_000  # a kernel begins 2 to 10 us after its launch; the firs
 # farther apart, kernels may be missing from the trace, and what looks idle was not.
 _MAX_CALLS_BETWEEN = 32
 _SAMPLED_WAITS = 500
-# Frames of torch, of Python itself and of C functions; what is left is the user's own code.
-_FOREIGN_FRAME = r"^<|^nn\.Module: |(^|/)torch/|/lib/python\d|^(runpy|threading|contextlib)\.py\("
-_FRAME = r"^(.*)\((\d+)\): (.*)$"
 
 
 @rule("P311", "launch-bound", needs=("kernels", "runtime_calls"))
@@ -322,13 +319,9 @@ def _line_of_waits(trace: Trace, losses: Losses) -> Location | None:
             SELECT c.file_id, c.rank, c.call_id, any_value(c.idle_ns) AS idle_ns, arg_max(p.name, p.start_ns) AS frame
             FROM costly AS c JOIN python_calls AS p ON p.file_id = c.file_id AND p.rank = c.rank AND p.tid = c.tid
                 AND p.start_ns <= c.start_ns AND p.start_ns + p.duration_ns > c.start_ns
-            WHERE regexp_matches(p.name, {quote_text(_FRAME)})
-              AND NOT regexp_matches(p.name, {quote_text(_FOREIGN_FRAME)})
-            GROUP BY c.file_id, c.rank, c.call_id
+            WHERE {is_own("p.name")} GROUP BY c.file_id, c.rank, c.call_id
         )
-        SELECT regexp_extract(frame, {quote_text(_FRAME)}, ['file', 'line', 'function'])
-        FROM around GROUP BY frame ORDER BY sum(idle_ns) DESC, frame LIMIT 1
+        SELECT frame FROM around GROUP BY frame ORDER BY sum(idle_ns) DESC, frame LIMIT 1
     """
-    for (frame,) in database(trace).execute(sql).fetchall():
-        return Location(frame["file"], int(frame["line"]), frame["function"])
-    return None
+    frames = database(trace).execute(sql).fetchall()
+    return location_of(frames[0][0]) if frames else None

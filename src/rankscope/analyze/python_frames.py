@@ -1,0 +1,24 @@
+"""Which of the Python functions that a profiler traced are the user's own code, and where they stand."""
+
+from __future__ import annotations
+
+import re
+
+from rankscope.model.finding import Location
+from rankscope.model.sql import quote_text
+
+_FRAME = r"^(.*)\((\d+)\): (.*)$"
+# Frames of torch, of Python itself and of C functions; what is left is the user's own code.
+_FOREIGN = r"^<|^nn\.Module: |(^|/)torch/|/lib/python\d|^(runpy|threading|contextlib)\.py\("
+
+
+def is_own(column: str) -> str:
+    """The condition of a query that the name of a function in `python_calls` is of the user's code."""
+    own, foreign = (f"regexp_matches({column}, {quote_text(pattern)})" for pattern in (_FRAME, _FOREIGN))
+    return f"({own} AND NOT {foreign})"
+
+
+def location_of(name: str) -> Location | None:
+    """`train.py(12): step` as a place in the code."""
+    frame = re.match(_FRAME, name)
+    return Location(frame.group(1), int(frame.group(2)), frame.group(3)) if frame else None
