@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.analyze import run_rules
 from rankscope.analyze.clocks import align_clocks
+from rankscope.analyze.compile_runs import settle_compile_logs
 from rankscope.analyze.groups import resolve_groups
 from rankscope.analyze.matching import match_collectives
 from rankscope.analyze.metrics import table_makers
@@ -39,6 +40,7 @@ def load(
     trace.makers = table_makers()
     if transform is not None:
         transform(trace)
+    trace.tables.update(settle_compile_logs(trace))
     trace.tables.update(resolve_groups(trace))
     trace.tables.update(align_clocks(trace))
     trace.tables.update(match_collectives(trace, derived(trace, signatures_of)))
@@ -53,14 +55,15 @@ def diagnose(trace: Trace) -> Report:
 
 def describe_capture(trace: Trace) -> Capture:
     files, ranks, calls = trace.table("files"), trace.table("ranks"), trace.table("collectives")
-    profiles = trace.table("profiles")
-    present = {*ranks.array("rank").tolist(), *profiles.array("rank").tolist()}
+    profiles, logs = trace.table("profiles"), trace.table("compile_logs")
+    present = {rank for table in (ranks, profiles, logs) for rank in table.array("rank").tolist() if rank >= 0}
     members = set(trace.table("group_members").array("rank").tolist())
     sources: dict[str, int] = {}
     for name, status in zip(files.text("source").tolist(), files.text("status").tolist(), strict=True):
         if name and status != "ignored":
             sources[name] = sources.get(name, 0) + 1
     moments = [calls.array("created_ns"), profiles.array("start_ns"), profiles.array("end_ns")]
+    moments += [logs.array("first_ns"), logs.array("last_ns")]
     seen = [array for array in moments if len(array)]
     hosts = {*ranks.text("host").tolist(), *profiles.text("host").tolist()}
     told = int(profiles.array("world_size").max(initial=0))

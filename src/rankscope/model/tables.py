@@ -14,6 +14,7 @@ import numpy as np
 
 from rankscope.model.schema import Column, TableSpec
 from rankscope.model.schema_comms import COMM_TABLES
+from rankscope.model.schema_compile import COMPILE_TABLES
 from rankscope.model.schema_device import DEVICE_TABLES
 from rankscope.model.schema_host import HOST_TABLES
 from rankscope.model.schema_path import PATH_TABLES
@@ -30,7 +31,15 @@ else:
     Array = np.ndarray  # numpy.typing costs start-up time and says nothing at run time
 MISSING = -1
 
-_ALL_TABLES = (*RECORDER_TABLES, *PROFILER_TABLES, *COMM_TABLES, *DEVICE_TABLES, *HOST_TABLES, *PATH_TABLES)
+_ALL_TABLES = (
+    *RECORDER_TABLES,
+    *PROFILER_TABLES,
+    *COMM_TABLES,
+    *DEVICE_TABLES,
+    *HOST_TABLES,
+    *PATH_TABLES,
+    *COMPILE_TABLES,
+)
 SCHEMA: dict[str, TableSpec] = {table.name: table for table in _ALL_TABLES}
 
 

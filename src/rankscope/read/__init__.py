@@ -9,9 +9,9 @@ from typing import Protocol, cast
 from rankscope.model.tables import Part, Table
 from rankscope.read.files import Source
 
-# In the order in which they are asked: first the one that goes by the first bytes alone, as another may know a file by
+# In the order in which they are asked: first those that go by the first bytes alone, as another may know a file by
 # its name (rank_3). Other packages add theirs by the entry point group `rankscope.readers`.
-READERS = ("nsys", "flight_recorder", "kineto")
+READERS = ("nsys", "compile_log", "flight_recorder", "kineto")
 ENTRY_POINTS = "rankscope.readers"
 
 

@@ -17,7 +17,7 @@ from rankscope.read import Reader, entry_point_readers, own_readers
 from rankscope.read.cache import entry_name, is_stored, root_of
 from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
 from rankscope.read.merge import Merger, drop_duplicate_ranks
-from rankscope.read.remote import without_secrets
+from rankscope.read.remote import is_url, without_secrets
 
 # Below this, starting processes and sending their results back costs more than it saves.
 _PARALLEL_BYTES = 64 << 20
@@ -82,7 +82,7 @@ def read_capture(paths: Sequence[str], options: Options) -> Trace:
                 options.progress(done, len(claims), "reading")
         trace = Trace(shown, merger.tables(), parts)
     _finish_files(trace, rows)
-    if not trace.has("ranks") and not trace.has("profiles"):
+    if not any(trace.has(table) for table in ("ranks", "profiles", "compile_logs")):
         raise _all_damaged(trace)
     return trace
 
@@ -123,10 +123,14 @@ def _claim(found: Sequence[Source], options: Options) -> tuple[list[Claim], list
     sources = add_folder_hosts([source for source, _ in claimed])
     modules = [cast(Any, reader).__name__ for _, reader in claimed]
     root = root_of(options.cache)
+    here = root_of(None) if is_url(root) else root
     prepared = []
     for number, source in enumerate(sources):
         wanted = replace(source, file_id=number, with_stacks=options.with_stacks)
-        prepared.append(replace(wanted, workspace=os.path.join(root, entry_name(wanted.identity))))
+        entry = entry_name(wanted.identity)
+        prepared.append(
+            replace(wanted, workspace=os.path.join(root, entry), scratch=os.path.join(here, f"{entry}-plain"))
+        )
     return list(zip(prepared, modules, strict=True)), rows
 
 

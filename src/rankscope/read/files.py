@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from rankscope.errors import BadFileError, InputError
 from rankscope.read.remote import RemoteFile, RemoteStream, find_remote, is_url, located
-from rankscope.read.unpacking import unpacked
+from rankscope.read.unpacking import is_packed, unpacked
 
 if TYPE_CHECKING:  # archives are rare, and their modules slow to import
     import tempfile
@@ -46,7 +46,8 @@ class Source:
     member: str = ""
     offset: int = -1
     remote: RemoteFile | None = None
-    workspace: str = ""  # folder for the Parquet parts of a large trace
+    workspace: str = ""  # folder or URL for the Parquet parts of a large trace
+    scratch: str = ""  # folder of this machine for what else is made of the file
     with_stacks: bool = False  # whether Python functions of profiler traces are wanted
 
     def open(self) -> BinaryIO:
@@ -67,6 +68,14 @@ class Source:
         if self.offset >= 0:
             return io.BufferedReader(_Slice(self.path, self.offset, self.n_bytes), 1 << 16)
         return cast(io.BufferedReader, open(self.path, "rb", buffering=1 << 16))
+
+    @property
+    def is_plain(self) -> bool:
+        """True when the file on disk is the content: neither packed nor part of another file."""
+        if self.remote is not None or self.member or self.offset >= 0:
+            return False
+        with open(self.path, "rb") as file:
+            return not is_packed(file.read(4))
 
     @property
     def modified_ns(self) -> int:

@@ -15,6 +15,10 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _PIECE_BYTES = 1 << 16
 
 
+def is_packed(head: bytes) -> bool:
+    return head[:2] == _GZIP or head[:4] == _ZSTD
+
+
 def unpacked(packed: io.BufferedReader, limit: int) -> io.BufferedReader | None:
     """The content of a packed stream, which stops at the limit; None when the first bytes are those of plain data."""
     magic = packed.peek(4)[:4]

@@ -1,0 +1,124 @@
+"""Which compile logs belong to one run of the job, and the ranks and file names that only several logs together tell.
+
+A folder may hold the logs of several runs, and a restarted job leaves two logs of one rank. Logs of one rank that do
+not overlap in time are of different runs; a process that was forked writes a log of its own beside its parent's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rankscope.model.payloads import mapped_log
+from rankscope.model.tables import MISSING, Table, Text, Trace
+
+_WITH_RANK = (
+    "compile_records",
+    "compilations",
+    "compile_stacks",
+    "graph_breaks",
+    "recompiles",
+    "guards",
+    "cache_events",
+    "compile_errors",
+    "log_lines",
+)
+Row = dict[str, Any]
+Span = tuple[int, int]
+
+
+def settle_compile_logs(trace: Trace) -> dict[str, Table]:
+    """compile_logs with runs and ranks, and the tables whose rows took their rank from there."""
+    if "compile_logs" not in trace.tables:
+        return {}
+    logs = list(trace.table("compile_logs").rows())
+    for log, run in zip(logs, runs_of(logs), strict=True):
+        log["run"] = run
+    _name_unranked(logs)
+    ranks = {log["file_id"]: log["rank"] for log in logs}
+    settled = {"compile_logs": Table.from_rows("compile_logs", logs)}
+    for name in (*_WITH_RANK, "files"):
+        if name in trace.tables:
+            settled[name] = _with_ranks(trace.tables[name], ranks)
+    names = _inherited_names(trace, logs)
+    for name in ("compile_stacks", "guards", "compile_errors"):
+        if name in settled and names:
+            settled[name] = _with_files(settled[name], names)
+    return settled
+
+
+def runs_of(logs: list[Row]) -> list[int]:
+    """The number of the run of each log. The rank with the most logs one after the other tells where runs begin."""
+    by_rank: dict[int, list[Row]] = {}
+    for log in sorted(logs, key=lambda log: (log["first_ns"], log["file_id"])):
+        by_rank.setdefault(log["rank"], []).append(log)
+    generations = max((_generations(own) for own in by_rank.values()), key=len, default=[])
+    if len(generations) < 2:
+        return [0] * len(logs)
+    return [min(range(len(generations)), key=lambda run: _distance(log, generations[run])) for log in logs]
+
+
+def _generations(logs: list[Row]) -> list[Span]:
+    """Spans of time that do not overlap; the logs of a parent and of its forked children share one."""
+    spans: list[Span] = []
+    for log in logs:
+        if spans and log["first_ns"] <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], log["last_ns"]))
+        else:
+            spans.append((log["first_ns"], log["last_ns"]))
+    return spans
+
+
+def _distance(log: Row, span: Span) -> int:
+    return max(span[0] - int(log["last_ns"]), int(log["first_ns"]) - span[1], 0)
+
+
+def _name_unranked(logs: list[Row]) -> None:
+    """A job whose logs tell no rank at all is not distributed: its one process is rank 0."""
+    for run in {log["run"] for log in logs}:
+        own = [log for log in logs if log["run"] == run]
+        if all(log["rank"] == MISSING for log in own):
+            for log in own:
+                log["rank"] = 0
+
+
+def _with_ranks(table: Table, ranks: dict[int, int]) -> Table:
+    """Rows without a rank take their file's."""
+    own, files = table.array("rank"), table.array("file_id")
+    needed = np.flatnonzero(own == MISSING)
+    if not len(needed):
+        return table
+    filled = own.copy()
+    filled[needed] = [ranks.get(int(file), MISSING) for file in files[needed]]
+    return table.replaced({"rank": filled})
+
+
+def _inherited_names(trace: Trace, logs: list[Row]) -> dict[tuple[int, str], str]:
+    """(file, placeholder) -> file name, from the log that the forked process's parent wrote before the fork."""
+    names: dict[tuple[int, str], str] = {}
+    for child in (log for log in logs if log["n_unresolved"] > 0):
+        before = [log for log in logs if log["first_ns"] <= child["first_ns"] and log["file_id"] != child["file_id"]]
+        parents = [log for log in before if log["run"] == child["run"]]
+        if len({log["pid"] for log in parents}) == 1:  # with several, nobody can tell
+            for number, text in _strings_of(trace, parents[-1]["file_id"]).items():
+                names[child["file_id"], f"<string {number}>"] = text
+    return names
+
+
+def _strings_of(trace: Trace, file_id: int) -> dict[int, str]:
+    import json
+
+    records = trace.table("compile_records")
+    wanted = records.text("kind").equals("str") & (records.array("file_id") == file_id)
+    strings = {}
+    for row in records.take(wanted.nonzero()[0]).rows():
+        text, number = json.loads(mapped_log(trace, file_id).header(row))["str"]
+        strings[number] = text
+    return strings
+
+
+def _with_files(table: Table, names: dict[tuple[int, str], str]) -> Table:
+    files = table.text("file").tolist()
+    keys = zip(table.array("file_id").tolist(), files, strict=True)
+    return table.replaced({"file": Text.encode(names.get(key, key[1]) for key in keys)})
