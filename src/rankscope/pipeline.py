@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from rankscope.analyze import run_rules
 from rankscope.analyze.clocks import align_clocks
-from rankscope.analyze.compile_runs import settle_compile_logs
+from rankscope.analyze.compile import compile_table_makers
+from rankscope.analyze.compile.runs import settle_compile_logs
 from rankscope.analyze.groups import resolve_groups
 from rankscope.analyze.matching import match_collectives
 from rankscope.analyze.metrics import table_makers
@@ -37,7 +38,7 @@ def load(
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     trace = read_capture([os.fspath(path) for path in given], Options(**settings))
-    trace.makers = table_makers()
+    trace.makers = table_makers() | compile_table_makers()
     if transform is not None:
         transform(trace)
     trace.tables.update(settle_compile_logs(trace))

@@ -6,6 +6,7 @@ from importlib import import_module
 
 from rankscope.analyze.registry import RULES, Effect, Rule, find_rule, rule
 from rankscope.model.finding import SEVERITIES, Check, Finding
+from rankscope.model.schema_compile import COMPILE_TABLES
 from rankscope.model.tables import SCHEMA, Trace
 
 __all__ = ["RULES", "Effect", "Rule", "find_rule", "rule", "run_rules"]
@@ -31,11 +32,19 @@ RULE_MODULES = tuple(
         "comm_holes",
         "comm_late",
         "comm_traffic",
+        "compile.recompiles",
+        "compile.breaks",
+        "compile.failures",
+        "compile.caches",
+        "compile.costs",
+        "compile.rank_rules",
+        "compile.perf_hints",
     )
 )
 
 # What gives a table that a rule misses: said where a check could not be made.
 _NO_DUMPS = "no Flight Recorder dumps in this capture"
+_NO_LOGS = "no logs of torch.compile in this capture: record with TORCH_TRACE=FOLDER"
 _NO_DEVICE = "no device events: profile with ProfilerActivity.CUDA"
 _WHY_ABSENT = {
     **dict.fromkeys(("ranks", "groups", "collectives", "matches"), _NO_DUMPS),
@@ -44,7 +53,18 @@ _WHY_ABSENT = {
     "comms": "no collectives in the traces",
     "steps": "no steps: call profiler.step() after each one",
     "python_calls": "no Python functions: profile with with_stack=True, and read with --stacks",
+    "compile_collectives": "no collective schedules in the logs: none was compiled, or torch is older than 2.8",
+    "compile_estimates": "no estimates in the logs: set torch._inductor.config.log_tlparse = True",
+    "graph_executions": "no order of execution in the logs: run under "
+    "torch._inductor.debug.record_and_log_graph_execution_order()",
+    "recompiles": "nothing was recompiled",
+    "graph_breaks": "no graph break was logged",
+    "cache_events": "no look-up in a compile cache was logged",
+    "guards": "no dynamic shape was logged",
+    "compile_errors": "no error was logged",
+    "log_lines": "no text of TORCH_LOGS in this capture",
 }
+_COMPILE_TABLES = {table.name for table in COMPILE_TABLES}
 _FAMILIES = "HXSPCLD"  # in which order what is equally severe is told: hangs first, holes in the data last
 
 
@@ -69,6 +89,8 @@ def run_rules(trace: Trace) -> tuple[list[Finding], list[Finding], list[Check]]:
 
 
 def _why_skipped(trace: Trace, table: str) -> str:
+    if table in _COMPILE_TABLES:
+        return _WHY_ABSENT.get(table, f"no {table} in the logs") if trace.has("compile_logs") else _NO_LOGS
     is_profiled = trace.has("profiles")
     if SCHEMA[table].storage != "memory" or table == "profiles":
         return (
@@ -77,6 +99,7 @@ def _why_skipped(trace: Trace, table: str) -> str:
     return _WHY_ABSENT.get(table, f"no data for the table {table} in this capture")
 
 
-def _importance(finding: Finding) -> tuple[int, int, float]:
+def _importance(finding: Finding) -> tuple[int, int, float, int]:
     family = _FAMILIES.find(finding.code[:1]) % (len(_FAMILIES) + 1)
-    return SEVERITIES.index(finding.severity), family, -(finding.evidence.cost_pct or 0)
+    cost = finding.evidence
+    return SEVERITIES.index(finding.severity), family, -(cost.cost_pct or 0), -(cost.cost_ns or 0)

@@ -77,7 +77,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     waiting_ns: int | None = None
     n_blocked: int | None = None
     cost_pct: float | None = None  # share of the step, or of the capture where there are no steps
-    cost_ns: int | None = None  # per step
+    cost_ns: int | None = None  # per step; of compilations: in all
     facts: dict[str, Any] = {}
 
 

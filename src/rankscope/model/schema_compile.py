@@ -240,4 +240,111 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         message     text   The text.
         """,
     ),
+    spec(
+        "compile_events",
+        "The phases of each compilation: spans that are nested properly, and single moments.",
+        """
+        file_id      int32  The file.
+        rank         int32  Global rank.
+        record       int32  The record in compile_records that begins it.
+        compile_id   text   The compilation.
+        name         text   Name of the phase, as torch has it.
+        track        int32  Spans of one track are nested; work that ran beside it has a track of its own.
+        depth        int32  How many spans of its track enclose it.
+        start_ns     int64  When it began.
+        duration_ns  int64  How long it took; 0 for a moment.
+        own_ns       int64  The part of it that no span inside it has.
+        state        text   span, moment, or open (its end is missing; it was closed by what encloses it).
+        """,
+        "derived",
+    ),
+    spec(
+        "compile_ledger",
+        "What compiling cost: one row per rank and place in the code, the dearest first.",
+        """
+        rank            int32  Global rank.
+        run             int32  Run of the job.
+        file            text   Source file of the compiled function.
+        line            int32  Its first line.
+        function        text   The function; parts behind a graph break are counted with it.
+        n_compilations  int64  Compilations.
+        n_recompiles    int64  Of these, not the first of their frame.
+        n_failed        int64  Of these, failed.
+        n_graph_breaks  int64  Graph breaks in it.
+        total_ns        int64  Time in all.
+        recompile_ns    int64  Of this, for all but the first compilation of each frame.
+        dynamo_ns       int64  Tracing Python, without what follows.
+        aot_ns          int64  AOTAutograd, without what follows.
+        inductor_ns     int64  Inductor, without what follows.
+        code_gen_ns     int64  Generating and compiling code, without Triton.
+        triton_ns       int64  Compiling Triton kernels.
+        autotune_ns     int64  Trying variants of kernels.
+        forward_ns      int64  Of the total: forward.
+        backward_ns     int64  Of the total: backward.
+        runtime_ns      int64  Of the total: when the compiled code ran.
+        """,
+        "derived",
+    ),
+    spec(
+        "compile_graphs",
+        "The graphs that each rank captured, in order, with a fingerprint that leaves out what may differ by rank.",
+        """
+        file_id      int32  The file.
+        rank         int32  Global rank.
+        run          int32  Run of the job.
+        record       int32  The record in compile_records.
+        compile_id   text   The compilation.
+        position     int32  Position among the rank's graphs.
+        fingerprint  text   Equal for graphs that are equal but for device numbers and generated names.
+        n_ops        int32  Operators.
+        file         text   Source file of the compiled function.
+        line         int32  Its first line.
+        function     text   The function.
+        """,
+        "derived",
+    ),
+    spec(
+        "compile_collectives",
+        "The collectives of each compiled graph in the order in which the code will run them.",
+        """
+        file_id     int32  The file.
+        rank        int32  Global rank.
+        run         int32  Run of the job.
+        record      int32  The record in compile_records that lists them.
+        compile_id  text   The compilation.
+        position    int32  Position in the graph.
+        op          text   Operation, as the compiler names it.
+        """,
+        "derived",
+    ),
+    spec(
+        "compile_estimates",
+        "What the compiler expects each operation of a graph to take.",
+        """
+        file_id      int32  The file.
+        rank         int32  Global rank.
+        run          int32  Run of the job.
+        record       int32  The record in compile_records that lists them.
+        compile_id   text   The compilation.
+        position     int32  Position in the graph.
+        op           text   Operation.
+        kind         text   compute or collective.
+        estimate_ns  float64  The estimate.
+        outputs      text   Shape, stride and type of its outputs, as JSON.
+        """,
+        "derived",
+    ),
+    spec(
+        "graph_executions",
+        "The order in which each rank ran its compiled graphs.",
+        """
+        file_id     int32  The file.
+        rank        int32  Global rank.
+        run         int32  Run of the job.
+        record      int32  The record in compile_records that lists them.
+        position    int32  Position in the order.
+        compile_id  text   The compilation whose code ran.
+        """,
+        "derived",
+    ),
 )

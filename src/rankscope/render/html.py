@@ -1,0 +1,55 @@
+"""Pages: everything that comes from a trace is escaped, and nothing runs or loads but what this package wrote."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+
+
+def text(value: object) -> str:
+    """Text for between tags and for attributes in double quotes."""
+    return escape(str(value))
+
+
+def text_bytes(payload: bytes) -> bytes:
+    """The same for what is read and written as bytes."""
+    return payload.replace(b"&", b"&amp;").replace(b"<", b"&lt;").replace(b">", b"&gt;")
+
+
+@functools.lru_cache
+def asset(name: str) -> str:
+    """A style or script of ours, from render/assets."""
+    return files("rankscope.render").joinpath("assets", name).read_text("utf-8")
+
+
+def _digest(content: str) -> str:
+    return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
+
+
+@functools.lru_cache
+def page_frame(title: str, styles: Sequence[str] = ("page.css",), scripts: Sequence[str] = ()) -> tuple[str, str]:
+    """What stands before and behind the body. `styles` and `scripts` name assets; they stand in the page itself,
+    and the page's policy allows these and nothing else. Both must be tuples."""
+    style = "\n".join(map(asset, styles))
+    script = "\n".join(map(asset, scripts))
+    allowed = f"default-src 'none'; style-src {_digest(style)}; img-src data:"
+    if script:
+        allowed += f"; script-src {_digest(script)}"
+    head = (
+        "<!DOCTYPE html>\n"
+        '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{allowed}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+    )
+    return head, (f"<script>{script}</script>\n" if script else "") + "</body>\n</html>\n"
+
+
+def page(title: str, body: Iterable[str], styles: Sequence[str] = ("page.css",), scripts: Sequence[str] = ()) -> str:
+    """A whole page; the body's parts are HTML already."""
+    before, behind = page_frame(title, tuple(styles), tuple(scripts))
+    return before + "\n".join(body) + "\n" + behind
