@@ -54,7 +54,7 @@ _WHY_ABSENT = {
     "steps": "no steps: call profiler.step() after each one",
     "python_calls": "no Python functions: profile with with_stack=True, and read with --stacks",
     "compile_collectives": "no collective schedules in the logs: none was compiled, or torch is older than 2.8",
-    "compile_estimates": "no estimates in the logs: set torch._inductor.config.log_tlparse = True",
+    "compile_estimates": "no estimates in the logs: run with LOG_TLPARSE=1",
     "graph_executions": "no order of execution in the logs: run under "
     "torch._inductor.debug.record_and_log_graph_execution_order()",
     "recompiles": "nothing was recompiled",

@@ -144,6 +144,8 @@ class Table:
 
 def concat(name: str, parts: Sequence[Table]) -> Table:
     """Appends tables of one kind, with one common list of values per text column. The parts are consumed."""
+    if len(parts) == 1:
+        return parts[0]
     spec = SCHEMA[name]
     columns: dict[str, Array | Text] = {}
     for column in spec.columns:

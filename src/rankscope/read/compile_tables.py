@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rankscope.model.payloads import untabbed
 from rankscope.model.tables import MISSING
 from rankscope.read.compile_headers import Frame, Metrics, ShapeRecord, decode_kind, lenient, load_json
 from rankscope.read.compile_text import (
@@ -25,13 +26,16 @@ CACHE_OUTCOMES = ("hit", "miss", "bypass")
 
 
 class Record(NamedTuple):
-    """One record while its file is read; `payload` reads it."""
+    """One record while its file is read."""
 
     key: Row  # file_id, rank, record, compile_id, attempt, time_ns, frame_id, frame_compile_id, autograd_id
     kind: str
     name: str
     header: bytes
-    payload: Callable[[], bytes]
+    tabbed: Callable[[], bytes]  # reads the payload; tabs before its lines do not matter where it is JSON
+
+    def text(self) -> str:
+        return untabbed(self.tabbed()).decode("utf-8", "replace")
 
 
 class RowMaker:
@@ -127,20 +131,20 @@ class RowMaker:
 
     def _artifact(self, record: Record) -> None:
         if record.name == "recompile_reasons":
-            text = record.payload().decode("utf-8", "replace")
+            text = record.text()
             for row in parse_recompile_reasons(text, _strings_of(text)):
                 self._put("recompiles", record, row)
         elif record.name == "dynamo_graph_break_reason":
-            self._put("graph_breaks", record, parse_graph_break(record.payload().decode("utf-8", "replace")))
+            self._put("graph_breaks", record, parse_graph_break(record.text()))
         elif record.name == "dynamo_error":
-            self._put("compile_errors", record, error_columns(record.payload().decode("utf-8", "replace")))
+            self._put("compile_errors", record, error_columns(record.text()))
         elif record.name == "torch_version":
-            version = _decoded(record.payload(), _Version)
+            version = _decoded(record.tabbed(), _Version)
             self.torch_version = version.pytorch_version or self.torch_version
         else:
             cache, _, outcome = record.name.rpartition("_")
             if outcome in CACHE_OUTCOMES and cache.endswith("_cache"):
-                self._put("cache_events", record, cache_columns(record.payload(), cache, outcome))
+                self._put("cache_events", record, cache_columns(record.tabbed(), cache, outcome))
 
 
 def _site(row: Row) -> Row:
@@ -179,6 +183,7 @@ _HANDLERS: dict[str, Callable[[RowMaker, Record], None]] = {
         ("guard_on_data_dependent_error", "missing_fake_kernel", "mismatched_fake_kernel"), RowMaker.problem
     ),
 }
+WANTED_KINDS = frozenset((*_HANDLERS, "artifact"))
 
 
 class _Version(msgspec.Struct):

@@ -4,45 +4,67 @@ from __future__ import annotations
 
 import datetime
 import functools
+from collections.abc import Sequence
 
+import numpy as np
+
+from rankscope.model.tables import MISSING, Array
+
+_STAMP_BYTES = 20
+_DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 16, 17, 18, 19]  # of MMDD HH:MM:SS.ffffff
+_WEIGHTS = np.array([1000, 100, 10, 1, *[10, 1] * 3, *(10**power for power in range(5, -1, -1))])
 _QUARTER_NS = 15 * 60 * 10**9  # zones differ from UTC by multiples of this
 _UTC = datetime.timezone.utc
 
 
 class LineClock:
-    """Turns `1116 06:18:20.896000` into nanoseconds since the epoch."""
+    """Turns `1116 06:18:20.896000` into nanoseconds since the epoch. The year is the one that comes closest."""
 
     def __init__(self, near_ns: int) -> None:
         """`near_ns`: when the file was written, for as long as no record tells better."""
-        self.year = datetime.datetime.fromtimestamp(near_ns / 1e9, _UTC).year
-        self.zone_ns = 0
+        self._near_ns = near_ns
+        self._zone_ns = 0
         self.is_absolute = False
-
-    def local_ns(self, stamp: bytes) -> int:
-        """As if the zone were UTC. ValueError when there is no such date."""
-        minute = _minute_ns(self.year, stamp[:10])
-        return minute + int(stamp[11:13]) * 10**9 + int(stamp[14:20].ljust(6, b"0")) * 1000
 
     def anchor(self, stamp: bytes, absolute_ns: int) -> None:
         """Learns year and zone from a record that was written at a known time."""
-        self.year = datetime.datetime.fromtimestamp(absolute_ns / 1e9, _UTC).year
-        # At the turn of the year the local year may be another one: the one that is closest is right.
-        best = min(self._offset(stamp, year, absolute_ns) for year in (self.year - 1, self.year, self.year + 1))
-        _, self.year, offset = best
-        self.zone_ns = round(offset / _QUARTER_NS) * _QUARTER_NS
+        near_ns, self._near_ns = self._near_ns, absolute_ns
+        local_ns = int(self._local_ns([stamp])[0])
+        if local_ns == MISSING:
+            self._near_ns = near_ns
+            return
+        self._zone_ns = round((local_ns - absolute_ns) / _QUARTER_NS) * _QUARTER_NS
         self.is_absolute = True
 
-    def _offset(self, stamp: bytes, year: int, absolute_ns: int) -> tuple[int, int, int]:
+    def times_ns(self, stamps: Sequence[bytes]) -> Array:
+        """All times of a file, MISSING for what is no time."""
+        local_ns = self._local_ns(stamps)
+        return np.where(local_ns == MISSING, MISSING, local_ns - self._zone_ns)
+
+    def _local_ns(self, stamps: Sequence[bytes]) -> Array:
+        """As if the zone were UTC."""
+        padded = b"".join(stamp if len(stamp) == _STAMP_BYTES else bytes(_STAMP_BYTES) for stamp in stamps)
+        digits = np.frombuffer(padded, np.uint8).reshape(-1, _STAMP_BYTES)[:, _DIGITS].astype(np.int64) - ord("0")
+        is_time = ((digits >= 0) & (digits <= 9)).all(axis=1)
+        parts = digits * _WEIGHTS
+        dates = np.where(is_time, parts[:, :4].sum(axis=1), 0)
+        midnights = np.full(10_000, MISSING, np.int64)
+        for date in np.bincount(dates).nonzero()[0].tolist():
+            midnights[date] = _midnight_ns(date, self._near_ns)
+        hours, minutes, seconds = (parts[:, at : at + 2].sum(axis=1) for at in (4, 6, 8))
+        times = midnights[dates] + (hours * 3600 + minutes * 60 + seconds) * 10**9 + parts[:, 10:].sum(axis=1) * 1000
+        return np.where(midnights[dates] == MISSING, MISSING, times)
+
+
+@functools.lru_cache(maxsize=1024)
+def _midnight_ns(date: int, near_ns: int) -> int:
+    """The beginning of the day `MMDD` that is closest to the given time; MISSING when there is no such day."""
+    year = datetime.datetime.fromtimestamp(near_ns / 1e9, _UTC).year
+    midnights = []
+    for candidate in (year - 1, year, year + 1):
         try:
-            minute = _minute_ns(year, stamp[:10])
+            day = datetime.datetime(candidate, date // 100, date % 100, tzinfo=_UTC)
         except ValueError:  # the 29th of February exists only in some years
-            return 1 << 62, year, 0
-        offset = minute + int(stamp[11:13]) * 10**9 - absolute_ns
-        return abs(offset), year, offset
-
-
-@functools.lru_cache(maxsize=4096)
-def _minute_ns(year: int, stamp: bytes) -> int:
-    """`1116 06:18` of the year."""
-    month, day, hour, minute = int(stamp[:2]), int(stamp[2:4]), int(stamp[5:7]), int(stamp[8:10])
-    return int(datetime.datetime(year, month, day, hour, minute, tzinfo=_UTC).timestamp()) * 10**9
+            continue
+        midnights.append(int(day.timestamp()) * 10**9)
+    return min(midnights, key=lambda midnight: abs(midnight - near_ns), default=MISSING)

@@ -86,12 +86,12 @@ def _name_unranked(logs: list[Row]) -> None:
 def _with_ranks(table: Table, ranks: dict[int, int]) -> Table:
     """Rows without a rank take their file's."""
     own, files = table.array("rank"), table.array("file_id")
-    needed = np.flatnonzero(own == MISSING)
-    if not len(needed):
+    if not (own == MISSING).any():
         return table
-    filled = own.copy()
-    filled[needed] = [ranks.get(int(file), MISSING) for file in files[needed]]
-    return table.replaced({"rank": filled})
+    of_file = np.full(max([*ranks, int(files.max()), 0]) + 1, MISSING, own.dtype)
+    for file, rank in ranks.items():
+        of_file[file] = rank
+    return table.replaced({"rank": np.where(own == MISSING, of_file[files], own)})
 
 
 def _inherited_names(trace: Trace, logs: list[Row]) -> dict[tuple[int, str], str]:
