@@ -9,6 +9,7 @@ MADE    := $(VENV)/.made
 PACKAGE := $(VENV)/.package
 CHECKER := $(VENV)/.check-group
 WITH_TORCH := $(VENV)/.torch-$(TORCH)
+PROGRAMS   := $(VENV)/.programs
 # Files stay whole and in order: the real jobs are in one file, start early and have one worker to themselves.
 PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -20,14 +21,14 @@ help:
 	@echo "make test    everything: lint, types, all tests, real torch jobs included"
 	@echo "make check   lint, types and the quick tests, none of which needs torch"
 	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
-	@echo "make bench   measure against torchfrtrace and Holistic Trace Analysis on this machine (about an hour)"
+	@echo "make bench   measure against torchfrtrace, Holistic Trace Analysis and tlparse on this machine (over an hour)"
 	@echo "make clean   remove the environment and all caches"
 
 demo: $(PACKAGE)
 	$(BIN)/rankscope demo -o ./demo --force
 
 # torch comes first, so that nothing else can pull in another version of it.
-test: $(WITH_TORCH) lint
+test: $(WITH_TORCH) $(PROGRAMS) lint
 	$(PYTEST)
 
 check: lint
@@ -43,6 +44,7 @@ docs: $(PACKAGE)
 bench: $(WITH_TORCH) $(PACKAGE)
 	$(BIN)/python bench/flight_recorder.py
 	$(BIN)/python bench/kineto.py
+	$(BIN)/python bench/compile_log.py
 
 clean:
 	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -55,6 +57,15 @@ $(MADE):
 
 $(WITH_TORCH): | $(MADE)
 	$(PIP) install torch==$(TORCH)
+	@touch $@
+
+# A browser for the pages, a compiler for what torch.compile writes: the tests that need them are skipped without.
+$(PROGRAMS): | $(MADE)
+	@for program in chromium g++; do \
+	  command -v $$program >/dev/null && continue; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq $$program; \
+	  else echo "$$program is not installed: the tests that need it will be skipped"; fi; \
+	done
 	@touch $@
 
 $(PACKAGE): pyproject.toml | $(MADE)

@@ -74,13 +74,17 @@ def payloads(trace: Trace, kind: str, name: str = "") -> Iterator[tuple[dict[str
 
 
 def damaged_payloads(trace: Trace) -> Iterator[dict[str, Any]]:
-    """Rows of compile_records whose payload is not what its checksum says. Line ends may have been converted."""
-    from hashlib import md5
-
+    """Rows of compile_records whose payload is not what its checksum says."""
     for row in trace.table("compile_records").rows():
         if not row["md5"]:
             continue
-        payload = mapped_log(trace, row["file_id"]).payload(row)
-        plain = (payload, payload.replace(b"\r\n", b"\n"), payload.removesuffix(b"\r").replace(b"\r\n", b"\n"))
-        if all(md5(text, usedforsecurity=False).hexdigest() != row["md5"] for text in plain):
+        if not fits_checksum(mapped_log(trace, row["file_id"]).payload(row), row["md5"]):
             yield row
+
+
+def fits_checksum(payload: bytes, checksum: str) -> bool:
+    """Whether the payload is what was written, but for line ends that were converted on the way."""
+    from hashlib import md5
+
+    texts = (payload, payload.removesuffix(b"\r").replace(b"\r\n", b"\n"))
+    return any(md5(text, usedforsecurity=False).hexdigest() == checksum for text in texts)

@@ -142,7 +142,7 @@ def decode_envelope(header: bytes) -> Envelope:
     """ValueError when it is not even JSON. Values of unexpected types are left out, the rest is kept."""
     try:
         return _ENVELOPE.decode(header)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         envelope: Envelope = lenient(load_json(header), Envelope)
         return envelope
 
@@ -152,7 +152,7 @@ def decode_kind(header: bytes, kind: str, type_: type[msgspec.Struct]) -> Any:
     wrapper = _wrapper(kind, type_)
     try:
         return wrapper.decode(header).value
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return lenient(load_json(header).get(kind), type_)
 
 

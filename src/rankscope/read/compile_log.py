@@ -17,14 +17,13 @@ from rankscope.model.payloads import MappedLog
 from rankscope.model.tables import MISSING, Array, Table
 from rankscope.read.compile_scan import Scan, Seen
 from rankscope.read.compile_tables import WANTED_KINDS, Record, RowMaker
-from rankscope.read.files import Source
+from rankscope.read.files import COMPILE_LOG_NAME, Source
 from rankscope.read.log_times import LineClock
 from rankscope.read.plain_logs import PlainLog, plain_log
 
 NAME = "compile_log"
 
 _HEADER = re.compile(rb"(?m)^(?:\[\w+\]:\s?)?[VIWEC]\d{4} \d\d:\d\d:\d\d.\d{6} \d+ ?[^\n]*?:\d+\] \{\"")
-_OWN_NAME = re.compile(r"dedicated_log_torch_trace_(?:rank_(?P<rank>\d+)_?)?", re.IGNORECASE)
 _ANY_RANK = re.compile(r"rank[_-]?(\d{1,9})(?!\d)", re.IGNORECASE)
 CUT_HINT = "the process was ended while writing, or the copy is incomplete: copy it again if the original is whole"
 
@@ -33,7 +32,7 @@ def sniff(head: bytes, name: str) -> bool:
     if _HEADER.search(head):
         return True
     # An empty or cut file still carries the name that torch gave it: it must be reported, not passed over.
-    return bool(_OWN_NAME.search(_base(name))) and b"\0" not in head
+    return bool(COMPILE_LOG_NAME.search(_base(name))) and b"\0" not in head
 
 
 def _base(name: str) -> str:
@@ -42,9 +41,9 @@ def _base(name: str) -> str:
 
 def rank_of_name(name: str) -> int:
     """`dedicated_log_torch_trace_rank_3_x7a_b1.log` -> 3; what follows is random and may hold digits."""
-    own = _OWN_NAME.search(_base(name))
+    own = COMPILE_LOG_NAME.search(_base(name))
     if own:
-        return min(int(own["rank"]), (1 << 31) - 1) if own["rank"] else MISSING
+        return int(own["rank"]) if own["rank"] else MISSING
     named = _ANY_RANK.search(_base(name))
     return int(named.group(1)) if named else MISSING
 
@@ -95,7 +94,7 @@ def _tables(source: Source, plain: PlainLog, scan: Scan, maker: RowMaker) -> Ite
             row.setdefault("start_ns", row["time_ns"])
         yield Table.from_rows(name, rows)
     file = {**source.file_columns(), "source": NAME, "rank": rank, "host": "", "status": "read"}
-    problem = _problem(plain, scan, is_cut)
+    problem = _problem(plain, scan.n_bad + maker.n_broken, len(scan), is_cut)
     if problem:
         file.update(status="damaged", problem=problem, hint=CUT_HINT)
     yield Table.from_rows("files", [file])
@@ -127,7 +126,7 @@ def _log_table(
         "plain_path": plain.path,
         "pid": scan.pid(),
         "n_records": len(scan),
-        "n_bad": scan.n_bad,
+        "n_bad": scan.n_bad + maker.n_broken,
         "n_unresolved": maker.n_unresolved,
         "first_ns": int(times.min()) if len(times) else MISSING,
         "last_ns": int(times.max()) if len(times) else MISSING,
@@ -137,10 +136,10 @@ def _log_table(
     return Table.from_rows("compile_logs", [{**row, **known}])
 
 
-def _problem(plain: PlainLog, scan: Scan, is_cut: bool) -> str:
+def _problem(plain: PlainLog, n_bad: int, n_records: int, is_cut: bool) -> str:
     problems = [plain.problem] if plain.problem else []
-    if scan.n_bad:
-        problems.append(f"holds {scan.n_bad:,} of {len(scan):,} records that are not laid out as torch does")
+    if n_bad:
+        problems.append(f"holds {n_bad:,} of {n_records:,} records that are not laid out as torch does")
     if is_cut and not plain.problem:
         problems.append("is cut short in its last record")
     return " and ".join(problems) + "; all others were read" if problems else ""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator
-from hashlib import md5
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.model.payloads import MappedLog, untabbed
+from rankscope.model.payloads import MappedLog, fits_checksum, untabbed
 from rankscope.model.tables import MISSING, Array, Table, Text
 from rankscope.read.compile_headers import ENVELOPE_KEYS, Envelope, Named, decode_envelope, load_json
 from rankscope.read.log_times import LineClock
@@ -24,9 +23,10 @@ _CHECKSUM_BYTES = len(b', "has_payload": ""}') + len(_NO_CHECKSUM)  # what every
 _GIVE_BACK_EVERY = 64 << 20
 _PAGE_BYTES = 1 << 16  # a multiple of every system's
 _MAX_PREFIX = 4096  # bytes before the JSON of a header
-_MAX_SHARED = 400  # longer headers are about one thing only
 _STAMP_BYTES = 20  # 1116 06:18:20.896000, behind the letter of the level
-_NAMED = frozenset(("artifact", "graph_dump", "optimize_ddp_split_child", "inductor_output_code", "dump_file", "link"))
+_NAMED = frozenset(
+    (b"artifact", b"graph_dump", b"optimize_ddp_split_child", b"inductor_output_code", b"dump_file", b"link")
+)
 
 
 class Meaning(NamedTuple):
@@ -99,12 +99,15 @@ class Scan:
         brace = data.find(b"] {", start, line_end)
         header = data[brace + 2 : line_end] if 0 <= brace - start < _MAX_PREFIX else b""
         if header[-_CHECKSUM_BYTES:-34] == b', "has_payload": "':
-            shared, checksum = header[:-_CHECKSUM_BYTES], header[-34:-2]
+            says, checksum = header[:-_CHECKSUM_BYTES], header[-34:-2]
         else:
-            shared, checksum = header, _NO_CHECKSUM
-        known = self._known.get(shared)
+            says, checksum = header.rstrip()[:-1], _NO_CHECKSUM
+        kind = header[2 : header.find(b'"', 2)]
+        if kind not in _NAMED:  # only whose it is matters, and that stands behind what it is about
+            says = kind + says[says.rfind(b'}, "') :]
+        known = self._known.get(says) if header[-1:] == b"}" else None
         if known is None:
-            known, checksum = self._learn(header, shared, checksum)
+            known, checksum = self._learn(header, says, checksum)
             if not known:
                 if not data[start:end].strip():
                     return  # empty lines
@@ -120,7 +123,7 @@ class Scan:
         if not self.clock.is_absolute:
             self._learn_time(self.meanings[known].kind, header, line_end, end)
 
-    def _learn(self, header: bytes, shared: bytes, checksum: bytes) -> tuple[int, bytes]:
+    def _learn(self, header: bytes, says: bytes, checksum: bytes) -> tuple[int, bytes]:
         """The number of the header's meaning, 0 when it has none, and the checksum of the payload."""
         try:
             meaning, told = _decoded(header)
@@ -129,25 +132,30 @@ class Scan:
         self.meanings.append(meaning)
         self._is_wanted.append(meaning.kind in self._wanted)
         number = len(self.meanings) - 1
-        if len(shared) <= _MAX_SHARED and (checksum != _NO_CHECKSUM or not told):
-            self._known[shared] = number
+        if checksum != _NO_CHECKSUM or not told:
+            self._known[says] = number
         is_checksum = len(told) == len(_NO_CHECKSUM) and told.isascii()
         return number, told.encode() if is_checksum else _NO_CHECKSUM
 
     def _learn_time(self, kind: str, header: bytes, line_end: int, end: int) -> None:
         """The first record with an absolute time tells year and zone of all."""
-        scale = 1000
         if kind == "chromium_event":
             found = _TIME_OF_EVENT.search(self.log.data[line_end:end])
         elif kind.endswith("compilation_metrics"):
             found = _TIME_OF_METRICS.search(header)
             if found is None:
-                found, scale = _START_OF_METRICS.search(header), 10**9
+                self._learn_from_seconds(header)
         else:
             return
-        absolute_ns = int(float(found.group(1)) * scale) if found is not None else 0
-        if 0 < absolute_ns < 1 << 62:
-            self.clock.anchor(self._stamps[-1], absolute_ns)
+        if found is not None:
+            self.clock.anchor(self._stamps[-1], float(found.group(1)) * 1000)
+
+    def _learn_from_seconds(self, header: bytes) -> None:
+        """Early metrics tell when the compilation began and how long it took; they are written at its end."""
+        began, took = _START_OF_METRICS.search(header), _LENGTH_OF_METRICS.search(header)
+        if began is not None:
+            seconds = float(began.group(1)) + (float(took.group(1)) if took is not None else 0.0)
+            self.clock.anchor(self._stamps[-1], seconds * 1e9)
 
     def pid(self) -> int:
         """Of the first record; behind the time of its line."""
@@ -159,13 +167,14 @@ class Scan:
 
     def ends_in_the_middle(self) -> bool:
         """Not every writer ends with a newline: the checksum of the last payload tells whether something is missing."""
-        if not self._places or self.log.data[-1:] == b"\n":
+        if not self._places:
             return False
         known, _, _, line_end, _ = self._places[-1]
         checksum = self._checksums[-1]
+        if not known:
+            return self.log.data[-1:] != b"\n"
         payload = untabbed(self.log.data[line_end + 1 :])
-        is_whole = checksum in (_NO_CHECKSUM, md5(payload, usedforsecurity=False).hexdigest().encode())
-        return not (known and is_whole)
+        return checksum != _NO_CHECKSUM and not fits_checksum(payload, checksum.decode("ascii", "replace"))
 
     def index(self, file_id: int) -> Table:
         """The table compile_records; ranks are those that the records tell themselves."""
@@ -192,9 +201,10 @@ class Scan:
         return Table("compile_records", columns)
 
 
-_TIME_OF_EVENT = re.compile(rb'"ts":\s*([\d.]+)')
+_TIME_OF_EVENT = re.compile(rb'"ts":\s*(\d+\.?\d*)')
 _TIME_OF_METRICS = re.compile(rb'"end_time_us": (\d+)')
-_START_OF_METRICS = re.compile(rb'"start_time": ([\d.]+)')
+_START_OF_METRICS = re.compile(rb'"start_time": (\d+\.?\d*)')
+_LENGTH_OF_METRICS = re.compile(rb'"entire_frame_compile_time_s": (\d+\.?\d*)')
 
 
 def _decoded(header: bytes) -> tuple[Meaning, str]:
@@ -202,7 +212,7 @@ def _decoded(header: bytes) -> tuple[Meaning, str]:
     if not header:
         raise ValueError("no JSON")
     kind, envelope = _kind_of(header)
-    named: Named | None = getattr(envelope, kind) if kind in _NAMED else None
+    named: Named | None = getattr(envelope, kind) if kind.encode() in _NAMED else None
     meaning = Meaning(
         kind=kind,
         name=(named.name or named.filename or "") if named is not None else "",
@@ -226,7 +236,7 @@ def _kind_of(header: bytes) -> tuple[str, Envelope]:
     if not kind or kind in ENVELOPE_KEYS or "\\" in kind:
         values: Any = load_json(header)
         keys = [key for key in values if key not in ENVELOPE_KEYS] if isinstance(values, dict) else []
-        if not keys:
+        if not keys or not keys[0]:
             raise ValueError("says nothing")
         kind = keys[0]
     return kind, envelope

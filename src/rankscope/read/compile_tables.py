@@ -45,14 +45,14 @@ class RowMaker:
         self.rows: dict[str, list[Row]] = {}
         self.strings: dict[int, str] = {}
         self.n_unresolved = 0
+        self.n_broken = 0
         self.torch_version = ""
 
     def add(self, record: Record) -> None:
-        handler = _HANDLERS.get(record.kind)
-        if handler is not None:
-            handler(self, record)
-        elif record.kind == "artifact":
-            self._artifact(record)
+        try:
+            _HANDLERS[record.kind](self, record)
+        except ValueError:  # its JSON is broken where only this record's own content is
+            self.n_broken += 1
 
     def finish(self) -> None:
         """What only the whole file tells: compilations that never ended, and the place of those that do not name it."""
@@ -129,7 +129,7 @@ class RowMaker:
     def _own_frame(self, shape: ShapeRecord) -> TextFrame | None:
         return user_frame(self.frames(shape.user_stack)) or user_frame(self.frames(shape.stack))
 
-    def _artifact(self, record: Record) -> None:
+    def artifact(self, record: Record) -> None:
         if record.name == "recompile_reasons":
             text = record.text()
             for row in parse_recompile_reasons(text, _strings_of(text)):
@@ -167,6 +167,7 @@ _SHAPE_KINDS = {
 }
 _HANDLERS: dict[str, Callable[[RowMaker, Record], None]] = {
     "str": RowMaker.string,
+    "artifact": RowMaker.artifact,
     "dynamo_start": RowMaker.stack,
     **dict.fromkeys(
         (
@@ -183,7 +184,7 @@ _HANDLERS: dict[str, Callable[[RowMaker, Record], None]] = {
         ("guard_on_data_dependent_error", "missing_fake_kernel", "mismatched_fake_kernel"), RowMaker.problem
     ),
 }
-WANTED_KINDS = frozenset((*_HANDLERS, "artifact"))
+WANTED_KINDS = frozenset(_HANDLERS)
 
 
 class _Version(msgspec.Struct):
@@ -205,7 +206,7 @@ class _CacheEvent(msgspec.Struct):
 def _decoded(payload: bytes, type_: type[msgspec.Struct]) -> Any:
     try:
         return msgspec.json.decode(payload, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         try:
             return lenient(load_json(payload), type_)
         except ValueError:
@@ -248,8 +249,10 @@ def _strings_of(text: str) -> list[str]:
     """The reasons, where the payload is what its encoding says it is: a list of texts."""
     try:
         values = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return []
+    if isinstance(values, str):
+        return [values]
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 

@@ -45,7 +45,11 @@ def located(frame: TextFrame | None) -> Row:
     return {} if frame is None else frame._asdict()
 
 
-_BREAK_AT = re.compile(r"^Graph break (?:in user code at|from user code at|at) (?P<file>.+?):(?P<line>\d+)\s*$", re.M)
+_BREAK_AT = re.compile(
+    r"^Graph break (?:\([^)\n]*\) )?(?:in user code at|from user code at|at) (?P<file>.+?):(?P<line>\d+)\s*$", re.M
+)
+# Up to torch 2.4 the reason stands before the traceback: `Graph break: REASON from user code at:`.
+_OLD_BREAK = re.compile(r"\AGraph break: (?P<reason>.*?) ?from user code at:\s*$(?P<frames>.*)", re.M | re.S)
 _BREAK_REASON = re.compile(r"^(?:Graph Break Reason|Reason):[ \t]*(?P<reason>.*)$", re.M)
 _BREAK_URL = re.compile(r"https?://\S*/(?P<id>gb\d+)\.html")
 _BREAK_ENDS = ("User code traceback:", "Traceback (most recent call last):", "Stack variable source attribution:")
@@ -55,7 +59,8 @@ def parse_graph_break(text: str) -> Row:
     """The columns of graph_breaks that a message has."""
     row: Row = {}
     lines = text.splitlines()
-    section = _section(lines, "User code traceback:")
+    old = _OLD_BREAK.match(text)
+    section = traceback_frames(old["frames"].splitlines()) if old else _section(lines, "User code traceback:")
     own = user_frame(section)
     where = _BREAK_AT.search(text)
     innermost = section[-1] if section else None
@@ -67,7 +72,7 @@ def parse_graph_break(text: str) -> Row:
     row["is_user"] = is_user_frame(row.get("file", ""))
     if own is not None and not row["is_user"]:
         row.update(caller_file=own.file, caller_line=own.line)
-    row.update(_break_reason(text))
+    row.update({"reason": " ".join(old["reason"].split())} if old else _break_reason(text))
     url = _BREAK_URL.search(text)
     if url:
         row.update(break_id=url["id"], url=url.group())
@@ -109,10 +114,11 @@ _SIZE = re.compile(
 )
 _SIZE_CAUSES = {"requires_grad": "gradient", "dispatch key set": "state", "Tensor device index": "device"}
 _COMMENT = re.compile(
-    r"^(?P<guard>.*?)\s{2,}# (?P<code>.*?)\s*# (?P<file>\S+):(?P<line>\d+) in (?P<function>.+)$", re.S
+    r"^(?P<guard>.*?)\s{2,}# (?P<code>.*?)\s*# (?P<file>\S+):(?P<line>\d+) in (?P<function>[^(\n]+)", re.S
 )
 _HINT = re.compile(r"\s*\(HINT: (?P<hint>.*)\)\s*$", re.S)
-_EQUAL = re.compile(r"^(?P<left>.+?) == (?P<right>.+)$", re.S)
+_EQUAL = re.compile(r"^(?P<left>.+?) (?:==|!=|is) (?P<right>.+)$", re.S)
+_CALL = re.compile(r"^_{2,3}\w+\((?P<subject>[^,()]+)[,)]|^len\((?P<counted>[^()]+)\)")
 _CAUSES = (
     ("size", re.compile(r"\bs\d+\b|\bu\d+\b|\.size\(\)\[|\.stride\(\)\[|\.shape\[|storage_offset\(\)")),
     (
@@ -125,7 +131,7 @@ _CAUSES = (
     ("type", re.compile(r"___check_type_id|^type\(|expected type of|check_type|__class__")),
     (
         "identity",
-        re.compile(r"___check_obj_id|^id\(|check_obj_id| is (?:not )?(?!None)|___check_current_backend|weakref"),
+        re.compile(r"___check_obj_id|^id\(|check_obj_id|___check_current_backend|weakref| is (?!None)(?!not None)"),
     ),
 )
 _SUBJECT = re.compile(
@@ -166,6 +172,10 @@ def _recompile_reason(reason: str) -> Row:
         guard = comment["guard"]
         row.update(code=comment["code"], file=comment["file"], line=min(int(comment["line"]), _MAX_LINE))
         row["function"] = comment["function"].strip()
+    else:
+        guard, remark, told = guard.partition("  # ")
+        if remark:
+            row.setdefault("hint", told.strip())
     guard = guard.strip()
     own = user_frame(traceback_frames(stack.splitlines()))
     row.update(located(own))
@@ -198,7 +208,10 @@ def classify_guard(guard: str) -> Row:
 
 
 def _named(guard: str) -> str:
+    called = _CALL.match(guard)
     found = _SUBJECT.search(guard)
+    if called:
+        return plain_name(called["subject"] or called["counted"])
     return plain_name(found.group()) if found else ""
 
 

@@ -29,6 +29,7 @@ MIN_UNPACKED_LIMIT = 256 << 20
 _SUFFIX = re.compile(r"\.(json|pickle|pkl|pt|bin|trace|dump|sqlite|nsys-rep|gz|zst)$", re.IGNORECASE)
 _TAR, _ZIP = (".tar", ".tar.gz", ".tgz"), ".zip"
 _LAST_INTEGER = re.compile(r"(\d+)(?!.*\d)")
+COMPILE_LOG_NAME = re.compile(r"dedicated_log_torch_trace_(?:rank_(?P<rank>\d{1,9})(?=[_.]))?", re.IGNORECASE)
 # Words that dump prefixes are made of. What is left of a name without them and the rank is the host.
 _PREFIX_WORDS = re.compile(r"(comm_lib|nccl|rankscope|torchcomms|fr)?_?(trace_rank|trace|rank|dump)", re.IGNORECASE)
 
@@ -281,6 +282,9 @@ def copy_limited(packed: IO[bytes], plain: IO[bytes], limit: int = MAX_UNPACKED_
 def name_source(source: Source, prefix: str | None = None) -> Source | None:
     """Adds rank and host from the file's name; None when a forced prefix does not fit or no rank follows it."""
     name = source.shown.replace("!", "/").rsplit("/", 1)[-1]
+    compile_log = COMPILE_LOG_NAME.search(name)
+    if compile_log and prefix is None:  # what follows the rank is random, and may hold digits
+        return replace(source, rank=int(compile_log["rank"] or -1))
     while shorter := _SUFFIX.sub("", name):
         if shorter == name:
             break

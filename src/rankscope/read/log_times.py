@@ -14,6 +14,8 @@ _STAMP_BYTES = 20
 _DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 16, 17, 18, 19]  # of MMDD HH:MM:SS.ffffff
 _WEIGHTS = np.array([1000, 100, 10, 1, *[10, 1] * 3, *(10**power for power in range(5, -1, -1))])
 _QUARTER_NS = 15 * 60 * 10**9  # zones differ from UTC by multiples of this
+_FURTHEST_ZONE_NS = 15 * 3600 * 10**9  # none is further from UTC than 14 hours
+_MAX_NS = 1 << 62
 _UTC = datetime.timezone.utc
 
 
@@ -26,11 +28,13 @@ class LineClock:
         self._zone_ns = 0
         self.is_absolute = False
 
-    def anchor(self, stamp: bytes, absolute_ns: int) -> None:
-        """Learns year and zone from a record that was written at a known time."""
-        near_ns, self._near_ns = self._near_ns, absolute_ns
+    def anchor(self, stamp: bytes, absolute_ns: float) -> None:
+        """Learns year and zone from a record that was written at a known time, unless that makes no sense."""
+        if not 0 < absolute_ns < _MAX_NS:
+            return
+        near_ns, self._near_ns = self._near_ns, int(absolute_ns)
         local_ns = int(self._local_ns([stamp])[0])
-        if local_ns == MISSING:
+        if local_ns == MISSING or abs(local_ns - absolute_ns) > _FURTHEST_ZONE_NS:
             self._near_ns = near_ns
             return
         self._zone_ns = round((local_ns - absolute_ns) / _QUARTER_NS) * _QUARTER_NS
