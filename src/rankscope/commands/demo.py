@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from rankscope.model.finding import Report
     from rankscope.simulate import Fault, JobSpec, Mesh, Noise, Simulation, Truth
 
-HELP = "simulate a hung or slow job, write its traces and diagnose them"
+HELP = "simulate a job that hangs, crawls or recompiles, write its traces and diagnose them"
 DEFAULT_FOLDER = "rankscope-demo"
 FILE_PREFIX = "nccl_trace_rank_"
 HEALTHY = "none"
 DEFAULT_RANKS = 64
-_TRACE_NAME = re.compile(r"kineto_trace_\d+\.json\.gz")
+_TRACE_NAME = re.compile(r"kineto_trace_\d+\.json\.gz|dedicated_log_torch_trace_rank_\d+_\w+\.log")
 # From here on one waits long enough to wonder.
 _MANY_RANKS = 256
 
@@ -31,7 +31,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("-o", "--output", metavar="DIR", help=f"folder for the dumps (default: a new one, {DEFAULT_FOLDER})")
     add("--force", action="store_true", help="write into DIR although it exists, replacing the dumps in it")
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--ranks", type=_number, metavar="N", help="size of the job (default: 64, of a slow one 8)")
+    size.add_argument(
+        "--ranks",
+        type=_number,
+        metavar="N",
+        help="size of the job (default: 64, of a slow one 8, of a compiling one 4)",
+    )
     size.add_argument("--mesh", metavar="DP,TP,PP", help="its data, tensor and pipeline parallel dimensions instead")
     add("--fault", metavar="KIND", default="op", help=f"what goes wrong, or {HEALTHY}; see --list (default: op)")
     add("--rank", type=_number, metavar="R", help="the rank that goes wrong (default: drawn from the seed)")
@@ -59,10 +64,13 @@ def run(args: Namespace) -> int:
         return _list_faults(args)
     from rankscope import pipeline
     from rankscope.simulate import simulate
+    from rankscope.simulate.compile_job import COMPILE_FAULT_HELP
     from rankscope.simulate.profiler import PROFILE_FAULTS
 
     if args.fault in PROFILE_FAULTS:
         return _run_slow_job(args)
+    if args.fault in COMPILE_FAULT_HELP:
+        return _run_compiling_job(args)
     spec, fault, noise = _job(args)
     folder = _make_folder(args.output, args.force)
     _say_if_slow(spec.mesh.world)
@@ -99,11 +107,32 @@ def _run_slow_job(args: Namespace) -> int:
     return 0 if agrees else 1
 
 
+def _run_compiling_job(args: Namespace) -> int:
+    from pathlib import Path
+
+    from rankscope import pipeline
+    from rankscope.commands.demo_compile import names_fault, simulate_compiling_job, truth_lines
+
+    simulation = simulate_compiling_job(args)
+    folder = _make_folder(args.output, args.force)
+    simulation.write(Path(folder))
+    report = pipeline.diagnose(load_paths([folder]))
+    agrees = names_fault(report, simulation)
+    if args.json:
+        truth = simulation.truth._asdict()
+        output.print_json({"folder": folder, "truth": truth, "agrees": agrees, "report": report})
+    else:
+        _show(report, args)
+        output.print_lines(truth_lines(folder, simulation, agrees))
+    return 0 if agrees else 1
+
+
 def _list_faults(args: Namespace) -> int:
     from rankscope.simulate import FAULT_HELP
+    from rankscope.simulate.compile_job import COMPILE_FAULT_HELP
     from rankscope.simulate.profiler import PROFILE_FAULT_HELP
 
-    faults = {**FAULT_HELP, **PROFILE_FAULT_HELP, HEALTHY: "nothing goes wrong"}
+    faults = {**FAULT_HELP, **PROFILE_FAULT_HELP, **COMPILE_FAULT_HELP, HEALTHY: "nothing goes wrong"}
     if args.json:
         output.print_json(faults)
         return 0

@@ -83,7 +83,7 @@ def read_capture(paths: Sequence[str], options: Options) -> Trace:
         trace = Trace(shown, merger.tables(), parts)
     _finish_files(trace, rows)
     if not any(trace.has(table) for table in ("ranks", "profiles", "compile_logs")):
-        raise _all_damaged(trace)
+        raise _all_damaged(trace) if _damaged(trace) else _nothing_found(shown, _rows(trace), options.prefix)
     return trace
 
 
@@ -269,7 +269,8 @@ def _nothing_found(given: Sequence[str], rows: Sequence[Row], prefix: str | None
         names = ", ".join(row["path"].rsplit("/", 1)[-1] for row in rows[:3]) + (", ..." if len(rows) > 3 else "")
         return InputError(
             f"{where}: no trace among {len(rows)} files ({names})",
-            "give the folder of the Flight Recorder dumps (TORCH_FR_DUMP_TEMP_FILE) or of the profiler's traces",
+            "give the folder of the Flight Recorder dumps (TORCH_FR_DUMP_TEMP_FILE), of the profiler's traces or of "
+            "TORCH_TRACE",
         )
     return InputError(
         f"{where}: the folder is empty",
@@ -277,7 +278,15 @@ def _nothing_found(given: Sequence[str], rows: Sequence[Row], prefix: str | None
     )
 
 
+def _rows(trace: Trace) -> list[Row]:
+    return list(trace.table("files").rows())
+
+
+def _damaged(trace: Trace) -> list[Row]:
+    return [row for row in _rows(trace) if row["status"] == "damaged"]
+
+
 def _all_damaged(trace: Trace) -> InputError:
-    files = trace.table("files")
-    row = next(row for row in files.rows() if row["status"] == "damaged")
-    return InputError(f"none of {len(files)} files is usable; {row['path']} {row['problem']}", row["hint"])
+    row = _damaged(trace)[0]
+    n_files = len(trace.table("files"))
+    return InputError(f"none of {n_files} files is usable; {row['path']} {row['problem']}", row["hint"])

@@ -85,7 +85,7 @@ def _tables(source: Source, plain: PlainLog, scan: Scan, maker: RowMaker) -> Ite
     index = index.replaced({"rank": ranks})
     yield index
     is_cut = scan.ends_in_the_middle() or bool(plain.problem)
-    yield _log_table(source, plain, scan, maker, index, {"rank": rank, "is_cut": is_cut})
+    yield _log_table(source, plain, scan, maker, index, {"is_cut": is_cut})
     rank_of, time_of = ranks.tolist(), index.array("time_ns").tolist()
     for name, rows in maker.rows.items():
         for row in rows:
@@ -117,23 +117,27 @@ def _ranks(source: Source, plain: PlainLog, index: Table) -> tuple[int, Array]:
 def _log_table(
     source: Source, plain: PlainLog, scan: Scan, maker: RowMaker, index: Table, known: dict[str, Any]
 ) -> Table:
-    times = index.array("time_ns")
-    times = times[times != MISSING]
-    row = {
+    """One row, or one for each rank where several wrote into one stream."""
+    shared = {
         "file_id": source.file_id,
         "run": 0,
         "source": "trace",
         "plain_path": plain.path,
         "pid": scan.pid(),
-        "n_records": len(scan),
         "n_bad": scan.n_bad + maker.n_broken,
         "n_unresolved": maker.n_unresolved,
-        "first_ns": int(times.min()) if len(times) else MISSING,
-        "last_ns": int(times.max()) if len(times) else MISSING,
         "clock": "absolute" if scan.clock.is_absolute else "assumed",
         "torch_version": maker.torch_version,
+        **known,
     }
-    return Table.from_rows("compile_logs", [{**row, **known}])
+    ranks, times = index.array("rank"), index.array("time_ns")
+    rows = []
+    for rank in sorted(set(ranks.tolist())):
+        own = times[ranks == rank]
+        written = own[own != MISSING]
+        span = (int(written.min()), int(written.max())) if len(written) else (MISSING, MISSING)
+        rows.append({**shared, "rank": rank, "n_records": len(own), "first_ns": span[0], "last_ns": span[1]})
+    return Table.from_rows("compile_logs", rows)
 
 
 def _problem(plain: PlainLog, n_bad: int, n_records: int, is_cut: bool) -> str:

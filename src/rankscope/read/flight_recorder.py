@@ -21,7 +21,9 @@ from rankscope.read.unpickle import RefusedClassError, load_plain, refused, salv
 NAME = "flight_recorder"
 
 _DUMP_NAME = re.compile(r"(trace_rank|comm_lib_trace|nccl_trace|_dump_|^rank_|fr_trace)[^/]*\d", re.IGNORECASE)
-_OTHER_FORMAT = re.compile(r"kineto|torch_et|torch_trace|\.log$|\.txt$|\.html?$|\.py$|\.csv$", re.IGNORECASE)
+_OTHER_FORMAT = re.compile(
+    r"kineto|torch_et|torch_trace|\.(log|txt|out|err|stdout|stderr|html?|py|csv)(\.gz|\.zst)?$", re.IGNORECASE
+)
 _JSON_KEYS = (
     b'"pg_config"',
     b'"pg_status"',

@@ -19,7 +19,7 @@ def comparison_lines(comparison: Comparison, width: int | None) -> Iterator[tupl
     for chunk in _chunks(columns, width and width - key_width - len(KEY_GAP)):
         for row, key in enumerate(keys):
             cells = SIDE_GAP.join(column[row] for column in chunk)
-            yield f"{key:{key_width}}{KEY_GAP}{cells}".rstrip(), row - 1 == comparison.mark
+            yield f"{key:{key_width}}{KEY_GAP}{cells}".rstrip(), 0 <= row - 1 == comparison.mark
 
 
 def _columns(sides: Sequence[Side]) -> list[list[str]]:

@@ -170,11 +170,11 @@ def example_sites() -> dict[str, Site]:
 def _frame(part: Statement | Library, sources: dict[str, str]) -> Frame:
     if isinstance(part, Library):
         return {"name": part.function, "filename": part.file, "line": part.line}
-    line = _line_of(part, sources[part.file])
+    line = line_of(part, sources[part.file])
     return {"name": part.function.rpartition(".")[2] or "<module>", "filename": str(EXAMPLE / part.file), "line": line}
 
 
-def _line_of(statement: Statement, source: str) -> int:
+def line_of(statement: Statement, source: str) -> int:
     lines = source.splitlines()
     first, last = 1, len(lines)
     body: list[ast.stmt] = ast.parse(source).body

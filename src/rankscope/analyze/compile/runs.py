@@ -6,6 +6,7 @@ not overlap in time are of different runs; a process that was forked writes a lo
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,14 @@ def settle_compile_logs(trace: Trace) -> dict[str, Table]:
     for log, run in zip(logs, runs_of(logs), strict=True):
         log["run"] = run
     _name_unranked(logs)
-    ranks = {log["file_id"]: log["rank"] for log in logs}
+    per_file = Counter(log["file_id"] for log in logs)
+    ranks = {log["file_id"]: log["rank"] for log in logs if per_file[log["file_id"]] == 1}
     settled = {"compile_logs": Table.from_rows("compile_logs", logs)}
     for name in (*_WITH_RANK, "files"):
         if name in trace.tables:
             settled[name] = _with_ranks(trace.tables[name], ranks)
     names = _inherited_names(trace, logs)
-    for name in ("compile_stacks", "guards", "compile_errors"):
+    for name in ("compilations", "compile_stacks", "guards", "compile_errors"):
         if name in settled and names:
             settled[name] = _with_files(settled[name], names)
     return settled
@@ -99,7 +101,7 @@ def _inherited_names(trace: Trace, logs: list[Row]) -> dict[tuple[int, str], str
     names: dict[tuple[int, str], str] = {}
     for child in (log for log in logs if log["n_unresolved"] > 0):
         before = [log for log in logs if log["first_ns"] <= child["first_ns"] and log["file_id"] != child["file_id"]]
-        parents = [log for log in before if log["run"] == child["run"]]
+        parents = [log for log in before if (log["run"], log["rank"]) == (child["run"], child["rank"])]
         if len({log["pid"] for log in parents}) == 1:  # with several, nobody can tell
             for number, text in _strings_of(trace, parents[-1]["file_id"]).items():
                 names[child["file_id"], f"<string {number}>"] = text
