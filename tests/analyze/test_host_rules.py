@@ -5,7 +5,6 @@ import pytest
 import rankscope
 from analyze.host_events import SAMPLES, Process, capture
 from rankscope.analyze import host_rules
-from rankscope.analyze.registry import Effect
 from rankscope.model.finding import Finding
 from rankscope.model.tables import Table, Trace
 
@@ -15,7 +14,7 @@ ALL_RULES = (host_rules.launch_bound, host_rules.queue_full, host_rules.host_syn
 
 def findings(trace: Trace) -> list[Finding]:
     results = [result for rule in ALL_RULES for result in rule(trace)]
-    return [result for result in results if not isinstance(result, Effect)]
+    return [result for result in results if isinstance(result, Finding)]
 
 
 def training(

@@ -10,6 +10,7 @@ from rankscope.cli import main
 from rankscope.commands.demo import is_right, mesh_of
 from rankscope.model.finding import Finding
 from rankscope.simulate import FAULTS, Mesh, Truth
+from rankscope.simulate.compile_job import COMPILE_FAULT_HELP
 from rankscope.simulate.profiler import PROFILE_FAULTS
 from render import sample
 
@@ -76,7 +77,7 @@ def test_noise_reaches_the_dumps(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
-    assert listed == [*FAULTS, *PROFILE_FAULTS, "none", "Next:"]
+    assert listed == [*FAULTS, *PROFILE_FAULTS, *COMPILE_FAULT_HELP, "none", "Next:"]
     assert list(Path().iterdir()) == []
 
 
@@ -147,3 +148,23 @@ def test_a_slow_job_is_diagnosed_beside_the_truth(fault: str, capsys: pytest.Cap
 
 def test_options_of_hung_jobs_do_not_go_with_slow_ones() -> None:
     assert main(["demo", "--fault", "data-loading", "--mesh", "2,2,2"]) == 2
+
+
+@pytest.mark.parametrize(("fault", "code"), [("recompiles", "C401"), ("graph-break", "C404"), ("odd-graph", "C411")])
+def test_a_compiling_job_is_diagnosed_beside_the_truth(
+    fault: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "-o", "logs", "--fault", fault, "--ranks", "3", "--rank", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert f"[{code}]" in printed
+    assert printed.splitlines()[-2].endswith(" The verdict names it.")
+    assert printed.splitlines()[-1] == "Next: rankscope compile logs -o report"
+    assert len(list(Path("logs").glob("dedicated_log_torch_trace_rank_*.log"))) == 3
+    assert main(["demo", "-o", "logs", "--fault", "op", "--ranks", "4", "--force"]) == 0
+    assert not list(Path("logs").glob("*.log")), "the logs of the demonstration before are gone"
+
+
+def test_what_a_compiling_job_has_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--fault", "recompiles", "--lost", "1"]) == 2
+    assert main(["demo", "--fault", "odd-graph", "--ranks", "2", "--rank", "2"]) == 2
+    assert "there is no rank 2 among 2" in capsys.readouterr().err

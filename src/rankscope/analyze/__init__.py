@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from rankscope.analyze.registry import RULES, Effect, Rule, find_rule, rule
+from rankscope.analyze.registry import RULES, Effect, Rule, Skipped, find_rule, rule
 from rankscope.model.finding import SEVERITIES, Check, Finding
 from rankscope.model.schema_compile import COMPILE_TABLES
 from rankscope.model.tables import SCHEMA, Trace
 
-__all__ = ["RULES", "Effect", "Rule", "find_rule", "rule", "run_rules"]
+__all__ = ["RULES", "Effect", "Rule", "Skipped", "find_rule", "rule", "run_rules"]
 
 RULE_MODULES = tuple(
     import_module(f"rankscope.analyze.{name}")
@@ -37,7 +37,10 @@ RULE_MODULES = tuple(
         "compile.failures",
         "compile.caches",
         "compile.costs",
+        "compile.graph_rules",
         "compile.rank_rules",
+        "compile.skew",
+        "compile.stalls",
         "compile.perf_hints",
     )
 )
@@ -57,13 +60,16 @@ _WHY_ABSENT = {
     "compile_estimates": "no estimates in the logs: run with LOG_TLPARSE=1",
     "graph_executions": "no order of execution in the logs: run under "
     "torch._inductor.debug.record_and_log_graph_execution_order()",
-    "recompiles": "nothing was recompiled",
-    "graph_breaks": "no graph break was logged",
-    "cache_events": "no look-up in a compile cache was logged",
-    "guards": "no dynamic shape was logged",
-    "compile_errors": "no error was logged",
+    "compile_ledger": "no times of compilations in the logs: record with TORCH_TRACE=FOLDER",
+    "compilations": "the text tells no compilation: run with TORCH_TRACE=FOLDER",
+    "recompiles": "the text tells no recompilation: run with TORCH_LOGS=recompiles, or TORCH_TRACE=FOLDER",
+    "graph_breaks": "the text tells no graph break: run with TORCH_LOGS=graph_breaks, or TORCH_TRACE=FOLDER",
+    "cache_events": "text has no look-ups in caches: run with TORCH_TRACE=FOLDER",
+    "guards": "the text tells no symbolic shape: run with TORCH_LOGS=dynamic, or TORCH_TRACE=FOLDER",
+    "compile_errors": "the text tells no error of the compiler",
     "log_lines": "no text of TORCH_LOGS in this capture",
 }
+_ALWAYS_LOGGED = {"compilations", "recompiles", "graph_breaks", "compile_errors", "cache_events", "guards"}
 _COMPILE_TABLES = {table.name for table in COMPILE_TABLES}
 _FAMILIES = "HXSPCLD"  # in which order what is equally severe is told: hangs first, holes in the data last
 
@@ -74,7 +80,7 @@ def run_rules(trace: Trace) -> tuple[list[Finding], list[Finding], list[Check]]:
     effects: list[Finding] = []
     checks: list[Check] = []
     for rule_ in sorted(RULES.values(), key=lambda rule: rule.code):
-        absent = [table for table in rule_.needs if not trace.has(table)]
+        absent = [table for table in rule_.needs if not (trace.has(table) or _is_known_empty(trace, table))]
         if absent:
             checks.append(Check(rule_.name, "skipped", _why_skipped(trace, absent[0])))
             continue
@@ -82,10 +88,17 @@ def run_rules(trace: Trace) -> tuple[list[Finding], list[Finding], list[Check]]:
         for result in rule_.function(trace):
             if isinstance(result, Effect):
                 effects.append(result.finding)
+            elif isinstance(result, Skipped):
+                checks[-1] = Check(rule_.name, "skipped", result.why)
             else:
                 findings.append(result)
     findings.sort(key=_importance)  # stable: rules are in order of their codes
     return findings, effects, checks
+
+
+def _is_known_empty(trace: Trace, table: str) -> bool:
+    """True when a log of torch.compile would have told: then no row means that there was nothing to tell."""
+    return table in _ALWAYS_LOGGED and bool(trace.table("compile_logs").text("source").equals("trace").any())
 
 
 def _why_skipped(trace: Trace, table: str) -> str:

@@ -18,7 +18,13 @@ class Effect(NamedTuple):
     finding: Finding
 
 
-RuleFunction = Callable[[Trace], Iterator["Finding | Effect"]]
+class Skipped(NamedTuple):
+    """Said by a rule that finds, on a closer look, that the capture has nothing that it could check."""
+
+    why: str
+
+
+RuleFunction = Callable[[Trace], Iterator["Finding | Effect | Skipped"]]
 
 
 @dataclass(frozen=True)

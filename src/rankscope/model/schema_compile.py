@@ -247,7 +247,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         file_id      int32  The file.
         rank         int32  Global rank.
         record       int32  The record in compile_records that begins it.
-        end_record   int32  The record that ends it; NULL for a moment, and where it is missing.
+        end_record   int32  The record that ends it; NULL where there is none.
         compile_id   text   The compilation.
         name         text   Name of the phase, as torch has it.
         track        int32  Spans of one track are nested; work that ran beside it has a track of its own.

@@ -64,6 +64,8 @@ class Scan:
         self.meanings: list[Meaning] = [NOTHING]
         self._is_wanted = [False]
         self._known: dict[bytes, int] = {}
+        self._by_head: dict[bytes, Meaning] = {}  # what a record is about
+        self._by_tail: dict[bytes, Meaning] = {}  # whose it is
         self._stamps: list[bytes] = []
         self._checksums: list[bytes] = []
         # Meaning, start, start of the JSON, end of its line, end. One list of tuples is faster than five of integers.
@@ -125,17 +127,26 @@ class Scan:
 
     def _learn(self, header: bytes, says: bytes, checksum: bytes) -> tuple[int, bytes]:
         """The number of the header's meaning, 0 when it has none, and the checksum of the payload."""
-        try:
-            meaning, told = _decoded(header)
-        except ValueError:
-            return 0, _NO_CHECKSUM
+        cut = says.rfind(b'}, "')
+        what, whose = self._by_head.get(says[:cut]), self._by_tail.get(says[cut:])
+        if cut > 0 and checksum != _NO_CHECKSUM and what is not None and whose is not None:
+            meaning = Meaning(what.kind, what.name, what.encoding, *whose[3:])
+        else:
+            try:
+                meaning, told = _decoded(header)
+            except ValueError:
+                return 0, _NO_CHECKSUM
+            if checksum == _NO_CHECKSUM and told:  # it does not stand where torch puts it
+                is_checksum = len(told) == len(_NO_CHECKSUM) and told.isascii()
+                return self._number(meaning), told.encode() if is_checksum else _NO_CHECKSUM
+            self._by_head[says[:cut]] = self._by_tail[says[cut:]] = meaning
+        self._known[says] = self._number(meaning)
+        return self._known[says], checksum
+
+    def _number(self, meaning: Meaning) -> int:
         self.meanings.append(meaning)
         self._is_wanted.append(meaning.kind in self._wanted)
-        number = len(self.meanings) - 1
-        if checksum != _NO_CHECKSUM or not told:
-            self._known[says] = number
-        is_checksum = len(told) == len(_NO_CHECKSUM) and told.isascii()
-        return number, told.encode() if is_checksum else _NO_CHECKSUM
+        return len(self.meanings) - 1
 
     def _learn_time(self, kind: str, header: bytes, line_end: int, end: int) -> None:
         """The first record with an absolute time tells year and zone of all."""

@@ -113,9 +113,7 @@ _SIZE = re.compile(
     r"device) mismatch(?: at index (?P<index>\d+))?\. [Ee]xpected (?P<expected>.+?)(?:, actual (?P<actual>.+?))?$"
 )
 _SIZE_CAUSES = {"requires_grad": "gradient", "dispatch key set": "state", "Tensor device index": "device"}
-_COMMENT = re.compile(
-    r"^(?P<guard>.*?)\s{2,}# (?P<code>.*?)\s*# (?P<file>\S+):(?P<line>\d+) in (?P<function>[^(\n]+)", re.S
-)
+_PLACE = re.compile(r"# (?P<file>[^\s#]+):(?P<line>\d+) in (?P<function>[^(\n]+)")
 _HINT = re.compile(r"\s*\(HINT: (?P<hint>.*)\)\s*$", re.S)
 _EQUAL = re.compile(r"^(?P<left>.+?) (?:==|!=|is) (?P<right>.+)$", re.S)
 _CALL = re.compile(r"^_{2,3}\w+\((?P<subject>[^,()]+)[,)]|^len\((?P<counted>[^()]+)\)")
@@ -167,15 +165,13 @@ def _recompile_reason(reason: str) -> Row:
     if hint:
         guard = guard[: hint.start()]
         row["hint"] = hint["hint"]
-    comment = _COMMENT.match(guard)
-    if comment:
-        guard = comment["guard"]
-        row.update(code=comment["code"], file=comment["file"], line=min(int(comment["line"]), _MAX_LINE))
-        row["function"] = comment["function"].strip()
-    else:
-        guard, remark, told = guard.partition("  # ")
-        if remark:
-            row.setdefault("hint", told.strip())
+    guard, remark, told = guard.partition("  # ")  # the line of code and its place, or a remark on the guard
+    place = _PLACE.search(told)
+    if place:
+        row.update(code=told[: place.start()].strip(), file=place["file"], function=place["function"].strip())
+        row["line"] = min(int(place["line"]), _MAX_LINE)
+    elif remark:
+        row.setdefault("hint", told.strip())
     guard = guard.strip()
     own = user_frame(traceback_frames(stack.splitlines()))
     row.update(located(own))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -22,18 +23,19 @@ from rankscope.read.recorder_shapes import is_user_frame
 Row = dict[str, Any]
 Process = tuple[int, int]
 # Beyond this many messages only those that somebody may look for are kept: a verbose log has millions.
-MAX_LINES = 200_000
+MAX_LINES = 100_000
 _ALWAYS_KEPT = ("recompiles", "recompiles_verbose", "graph_breaks", "perf_hints")
 _MAX_TEXT = 16_384
 
 _SITE = r"(?P<file>.+?):(?P<line>\d{1,9})"
-_RECOMPILING = re.compile(rf"Recompiling function (?P<function>.+?) in {_SITE}$")
+_RECOMPILING = re.compile(rf"Recompiling function (?P<function>\S+) in {_SITE}$")
 _STARTED = re.compile(
     rf"(?:Step 1: )?torchdynamo start (?:compiling|tracing) (?P<function>\S+) {_SITE}(?:, stack \(.*)?\s*$"
 )
 _LIMIT = re.compile(r"torch\._dynamo hit config\.(?P<name>\w+) \((?P<limit>\d+)\)")
-_LIMIT_SITE = re.compile(rf"(?m)^\s*function: '(?P<function>.+?)' \({_SITE}\)\s*$")
-_LIMIT_REASON = re.compile(r"(?ms)^\s*(?:last reason|reasons?):\s*(?P<reason>.*?)\s*(?:^[Tt]o (?:log|diagnose) .*|\Z)")
+_LIMIT_SITE = re.compile(rf"\s*function: '(?P<function>[^']+)' \({_SITE}\)\s*$")
+_LIMIT_REASON = re.compile(r"\s*(?:last reason|reasons?): *")
+_LIMIT_ADVICE = re.compile(r"[Tt]o (?:log|diagnose) ")
 _NOT_CONVERTED = re.compile(r"WON'T CONVERT (?P<function>\S+) (?P<file>.+?) line (?P<line>\d{1,9})")
 _LATENCY = re.compile(r"Guard eval latency = (?P<us>\d+(?:\.\d+)?) us")
 _ITEM_BREAK = "Graph break from `Tensor.item()`"
@@ -41,14 +43,15 @@ _BREAK_SITE = ("function", "code", "caller_file", "caller_line")
 _REASON_LINE = re.compile(r"^\s*- (.*)$")
 _VERSION = re.compile(r"^!?\d+(?:/\d+)*(?:_\d+)?: ")
 
-_WHERE = re.compile(
-    r"(?:(?P<code>\S.*?)\s*# |at )?(?P<file>[^\s(]+\.py):(?P<line>\d{1,9}) in (?P<function>\S+)(?: \(|,|\s*$)"
+# Code, then `# train.py:14 in step (...)`; the code may hold comments of its own. Older: `at train.py:14 in step`.
+_WHERE = re.compile(r"(?:# |^at |^)(?P<file>[^\s(#]+\.py):(?P<line>\d{1,9}) in (?P<function>[^\s,]+)")
+_SYMBOL = re.compile(
+    r"create_symbol (?P<symbol>\S+) = (?P<value>\S+) for (?P<source>.+?) (?P<expression>\[[^\]]{0,200}\])"
 )
-_SYMBOL = re.compile(r"create_symbol (?P<symbol>\S+) = (?P<value>\S+) for (?P<source>.+?) (?P<expression>\[[^\]]*\])")
-_UNBACKED = re.compile(r"create_unbacked_\w+ (?P<symbol>\S+) (?P<expression>\[[^\]]*\])")
+_UNBACKED = re.compile(r"create_unbacked_\w+ (?P<symbol>\S+) (?P<expression>\[[^\]]{0,200}\])")
 _ADDED = re.compile(r"(?:eval|runtime_assert)(?: \(forcing_spec\))? (?P<expression>.+?) \[guard added\]")
 _CONSTANT = re.compile(r"set_replacement (?P<symbol>\S+) = (?P<value>-?\d+) \((?P<reason>[^)]*)\)")
-_TREE_GUARD = re.compile(r"\+- (?:LAMBDA_GUARD|SYMBOLIC_SHAPE_GUARD): (?P<expression>.+?)\s{2,}# (?P<where>.*)$")
+_TREE_GUARD = re.compile(r"\+- (?:LAMBDA_GUARD|SYMBOLIC_SHAPE_GUARD): ")
 _NOT_ASKED_FOR = "the guard itself is not due user code"
 
 
@@ -79,8 +82,15 @@ class MessageRows:
         handler(self, message)
 
     def add_crash(self, crash: Crash) -> None:
+        """The compilation is told by no number, but the code that was being compiled is."""
         prefix = Prefix(crash.rank, crash.launcher, MISSING, "error", 0, b"", "", MISSING, "", "")
-        self._put("compile_errors", prefix, error_columns(crash.text))
+        error = self._put("compile_errors", prefix, error_columns(crash.text))
+        failed = self._compilation(prefix, f"line {crash.line}")
+        failed.update(_failure(error))
+        user_code = crash.text.rpartition("\nfrom user code:\n")[2]
+        frames = traceback_frames(user_code.splitlines()) if user_code != crash.text else []
+        if frames:
+            failed.update(function=frames[0].function, file=frames[0].file)
 
     def finish(self) -> None:
         """What only the whole file tells."""
@@ -95,7 +105,7 @@ class MessageRows:
             if not row.get("file"):
                 row.update(sites.get((row["prefix"].process, row["frame_id"]), {}))
         self.rows["compilations"] = compilations
-        told = {(row["file"], row["line"]) for row in self.rows.get("graph_breaks", ())}
+        told = {(row.get("file"), row.get("line")) for row in self.rows.get("graph_breaks", ())}
         self._extend("graph_breaks", [row for row in self._warned_breaks if (row["file"], row["line"]) not in told])
         added = {_compilation_of(row) for row in self.rows.get("guards", ()) if row["kind"] == "guard"}
         self._extend("guards", [row for row in self._tree_guards if _compilation_of(row) not in added])
@@ -107,15 +117,16 @@ class MessageRows:
 
     def _lengthen_paths(self) -> None:
         """Guards name files without what torch's own folder has in common with them; other messages in full."""
-        full = {row.get("file", "") for table in self.rows.values() for row in table}
-        known = sorted(path for path in full if path.startswith("/"))
-        for table in ("guards", "recompiles"):
-            for row in self.rows.get(table, ()):
-                tail = row.get("file", "")
-                if tail and tail not in known:
-                    # Where they share the root alone, torch takes away one letter too many.
-                    whole = [path for path in known if path.endswith(f"/{tail}") or path[2:] == tail]
-                    row["file"] = whole[0] if len(whole) == 1 else tail
+        paths = {row.get("file", "") for rows in self.rows.values() for row in rows}
+        known = sorted(path for path in paths if path.startswith("/"))
+        full: dict[str, str] = {}
+        for tail in paths - {"", *known}:
+            # Where they share the root alone, torch takes away one letter too many.
+            whole = [path for path in known if path.endswith(f"/{tail}") or path[2:] == tail]
+            full[tail] = whole[0] if len(whole) == 1 else tail
+        for row in (*self.rows.get("guards", ()), *self.rows.get("recompiles", ())):
+            if row.get("file") in full:
+                row["file"] = full[row["file"]]
 
     def _put(self, table: str, prefix: Prefix, values: Row) -> Row:
         row = {**id_columns(prefix.trace_id), "prefix": prefix, **values}
@@ -169,18 +180,19 @@ class MessageRows:
         self._warned_breaks.append({**id_columns(message.prefix.trace_id), "prefix": message.prefix, **row})
 
     def _limit(self, message: Message) -> None:
-        found, site = _LIMIT.match(message.lines[0]), _LIMIT_SITE.search(message.text)
+        found = _LIMIT.match(message.lines[0])
         if found is None:
             return
+        site = next(filter(None, map(_LIMIT_SITE.match, message.lines)), None)
         compilation = self._compilation(message.prefix, site.group() if site else "limit")
         compilation.update(_site_of(site), status="failed", fail_type="RecompileLimitExceeded")
         compilation["fail_reason"] = (
             f"Dynamo recompile limit exceeded: {found['name']} (currently set to {found['limit']})"
         )
-        reason = _LIMIT_REASON.search(message.text)
+        reason = _last_reason(message.lines)
         if reason and not compilation.get("recompile_reason"):
-            compilation["recompile_reason"] = reason["reason"]
-            for row in parse_recompile_reasons("", [reason["reason"]]):
+            compilation["recompile_reason"] = reason
+            for row in parse_recompile_reasons("", [reason]):
                 self._put("recompiles", message.prefix, row)
 
     def _started(self, message: Message) -> None:
@@ -207,8 +219,7 @@ class MessageRows:
         same = [row for row in self._compilations.values() if site and site.items() <= row.items()]
         own = [row for row in same if row["prefix"].process == message.prefix.process and "status" not in row]
         failed = own[-1] if own else self._compilation(message.prefix, message.lines[0])
-        failed.update(site, status="failed", fail_type=error["type"].rpartition(".")[2])
-        failed["fail_reason"] = error["message"].partition(": ")[2]
+        failed.update(site, **_failure(error))
         self._put("compile_errors", message.prefix, {**error, "compile_id": failed["compile_id"]})
 
     def _guards(self, message: Message) -> None:
@@ -217,11 +228,12 @@ class MessageRows:
         if latency:
             compilation["guard_latency_ns"] = round(min(float(latency["us"]), 1e12) * 1000)
         compilation.setdefault("status", "ok")  # guards are written when all else is done
-        for found in filter(None, map(_TREE_GUARD.search, message.lines)):
-            guard = found["expression"]
-            if _NOT_ASKED_FOR not in found["where"] and classify_guard(guard)["cause"] == "size":
+        for line in message.lines:
+            found = _TREE_GUARD.search(line)
+            guard, _, where = line[found.end() :].partition("  # ") if found else ("", "", "")
+            if where and _NOT_ASKED_FOR not in where and classify_guard(guard.strip())["cause"] == "size":
                 row = {**id_columns(message.prefix.trace_id), "prefix": message.prefix, "kind": "guard"}
-                self._tree_guards.append({**row, "expression": guard, **_where(found["where"])})
+                self._tree_guards.append({**row, "expression": guard.strip(), **_where(where)})
 
     def _symbol(self, message: Message) -> None:
         found = _SYMBOL.match(message.lines[0]) or _UNBACKED.match(message.lines[0])
@@ -279,6 +291,7 @@ _BEGINNINGS: tuple[tuple[str, _Handler], ...] = (
 )
 
 
+@functools.lru_cache(maxsize=1024)
 def id_columns(trace_id: str) -> Row:
     """`!0/1/2_3` -> compilation !0/1/2, restarted three times."""
     compile_id, _, attempt = trace_id.partition("_")
@@ -320,6 +333,21 @@ def _site_of(found: re.Match[str] | None) -> Row:
     return {} if found is None else {"function": found["function"], "file": found["file"], "line": int(found["line"])}
 
 
+def _last_reason(lines: list[str]) -> str:
+    """Of the warning that too many versions were compiled: it may have several lines."""
+    start = next((number for number, line in enumerate(lines) if _LIMIT_REASON.match(line)), len(lines))
+    end = next((number for number, line in enumerate(lines) if _LIMIT_ADVICE.match(line)), len(lines))
+    return _LIMIT_REASON.sub("", "\n".join(lines[start:end]), count=1).strip()
+
+
+def _failure(error: Row) -> Row:
+    """The columns of a compilation that an error ended."""
+    kind, reason = error["type"].rpartition(".")[2], error["message"].partition(": ")[2]
+    place = {"fail_file": error.get("file", ""), "fail_line": error.get("line", MISSING)}
+    return {"status": "failed", "fail_type": kind, "fail_reason": reason, **place}
+
+
 def _where(text: str) -> Row:
-    found = _WHERE.match(text.strip())
-    return {} if found is None else {**_site_of(found), "code": found["code"] or ""}
+    text = text.strip()
+    found = _WHERE.search(text)
+    return {} if found is None else {**_site_of(found), "code": text[: found.start()].rstrip()}

@@ -21,7 +21,8 @@ _PREFIX = re.compile(
 # Up to torch 2.2: [2023-11-16 06:18:20,896] [0/1] torch._dynamo.guards.__recompiles: [DEBUG] ...
 _OLD_PREFIX = re.compile(
     rb"\[(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d),(?P<milliseconds>\d{3})\]" + _ID + rb" "
-    rb"(?P<module>torch(?:\.\w+?)*)(?:\.__(?P<channel>\w+))?: \[(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\](?: |$)"
+    rb"(?P<module>torch(?:\.(?!__)\w+)*)(?:\.__(?P<channel>\w+))?: "
+    rb"\[(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\](?: |$)"
 )
 _COMPILER = re.compile(r"(?:^|[/\\.])torch[/\\.](?:_dynamo|_inductor|_functorch|_higher_order_ops|_export|export|fx)\b")
 _LEVELS = {b"V": "debug", b"I": "info", b"W": "warning", b"E": "error", b"C": "critical"}
@@ -36,7 +37,8 @@ _BEGINNINGS = (
     *("torchdynamo start compiling", "WON'T CONVERT ", "Using FallbackKernel", "possibly bad tiling", "skipping: "),
 )
 _MAX_LINE = 1 << 20
-_MAX_LINES = 5000  # of one message: generated code may be far longer, and no table needs it
+_MAX_TEXT = 8192  # of one line, and
+_MAX_LINES = 2000  # of one message: generated code may be far longer, and no table needs it
 _MAX_OPEN = 4096
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -90,8 +92,8 @@ class Crash(NamedTuple):
     text: str
 
 
-def find_prefix(line: bytes) -> tuple[Prefix, str] | None:
-    """The prefix, wherever in the line it begins, and the text behind it."""
+def find_prefix(line: bytes) -> tuple[Prefix, int] | None:
+    """The prefix, wherever in the line it begins, and where it ends."""
     new = _PREFIX.search(line)
     found = new or _OLD_PREFIX.search(line)
     if found is None:
@@ -106,7 +108,7 @@ def find_prefix(line: bytes) -> tuple[Prefix, str] | None:
         stamp = b"%b%b %b.%b000" % found.group("month", "day", "time", "milliseconds")
         pid, module_line = MISSING, MISSING
     prefix = Prefix(rank, launcher, pid, level, year, stamp, _decoded(found["module"]), module_line, *ids)
-    return prefix, _decoded(line[found.end() :])
+    return prefix, found.end()
 
 
 def _labels(before: bytes) -> tuple[int, int]:
@@ -134,6 +136,9 @@ def plain_lines(chunk: bytes) -> list[bytes]:
     """The lines as a terminal would have shown them one after the other: progress bars begin anew at a return."""
     if b"\x1b" in chunk:
         chunk = _COLOURS.sub(b"", chunk)
+    chunk = chunk.rstrip(b"\r\n")
+    if b"\r" not in chunk and b"\n" not in chunk:
+        return [chunk] if chunk else []
     return [part for part in re.split(rb"[\r\n]+", chunk) if part]
 
 
@@ -143,6 +148,7 @@ class LogText:
     def __init__(self) -> None:
         self.is_cut = False  # the last line has no end
         self._open: dict[tuple[int, int, int], Message] = {}
+        self._last: tuple[bytes, Prefix | None] = (b"", None)  # the prefix of the line before, as bytes and as read
         self._tracebacks: dict[tuple[int, int], _Traceback] = {}
 
     def messages(self, stream: BinaryIO) -> Iterator[Message | Crash]:
@@ -167,7 +173,7 @@ class LogText:
         self._tracebacks.clear()
 
     def _line(self, number: int, line: bytes) -> Iterator[Message | Crash]:
-        found = find_prefix(line) if b"] " in line or line.endswith(b"]") else None
+        found = self._prefix(line)
         if found is None:
             yield from self._foreign(number, line)
             return
@@ -184,6 +190,20 @@ class LogText:
             yield self._open.pop(next(iter(self._open)))
         self._open[source] = Message(prefix, number, [text])
 
+    def _prefix(self, line: bytes) -> tuple[Prefix, str] | None:
+        raw, prefix = self._last
+        # Most lines repeat the prefix of the line before; a bracket behind it may be a part that the other one lacked.
+        if prefix is not None and line.startswith(raw) and line[len(raw) : len(raw) + 1] != b"[":
+            return prefix, _decoded(line[len(raw) : len(raw) + _MAX_TEXT])
+        if b".py:" not in line and b": [" not in line:
+            return None
+        found = find_prefix(line)
+        if found is None:
+            return None
+        prefix, end = found
+        self._last = line[:end], prefix
+        return prefix, _decoded(line[end : end + _MAX_TEXT])
+
     def _foreign(self, number: int, line: bytes) -> Iterator[Crash]:
         """The job's own output: only tracebacks are of interest."""
         if not self._tracebacks and b"Traceback" not in line:
@@ -192,6 +212,7 @@ class LogText:
         label = (rank, launcher)
         if not line and len(self._tracebacks) == 1:  # nothing is put before empty lines
             label = next(iter(self._tracebacks))
+        line = line[:_MAX_TEXT]
         text = _decoded(_LAUNCHER.sub(b"", _RANK.sub(b"", line, count=1), count=1) if label != (-1, -1) else line)
         open_one = self._tracebacks.get(label)
         if open_one is not None:

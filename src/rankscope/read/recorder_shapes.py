@@ -130,7 +130,7 @@ def _n_bytes(sizes: Sequence[Sequence[int]], types: Sequence[str]) -> int:
 
 
 _NOT_USER = re.compile(
-    r"(^|/)torch/|(^|/)torchrun$|/lib/python\d[^/]*/(?!site-packages|dist-packages)|^<frozen|^<string>|(^|/)(runpy|threading)\.py$|\.(cpp|cc|cu|h|so)$"
+    r"(^|/)torch/|(^|/)torchrun$|/lib/python\d[^/]*/(?!site-packages|dist-packages)|^<|(^|/)(runpy|threading)\.py$|\.(cpp|cc|cu|h|so)$"
 )
 
 

@@ -160,8 +160,9 @@ class _Log:
             "n_bad": 0,
             "n_unresolved": 0,
             "is_cut": self.text.is_cut or bool(problem),
-            "first_ns": int(known.min()) if len(known) else MISSING,
-            "last_ns": int(known.max()) if len(known) else MISSING,
+            # What was printed and not logged has no time: the file's own comes closest.
+            "first_ns": int(known.min()) if len(known) else self.source.modified_ns,
+            "last_ns": int(known.max()) if len(known) else self.source.modified_ns,
             "clock": "assumed",
         }
 

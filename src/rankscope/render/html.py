@@ -26,7 +26,8 @@ def asset(name: str) -> str:
     return files("rankscope.render").joinpath("assets", name).read_text("utf-8")
 
 
-def _digest(content: str) -> str:
+def digest(content: str) -> str:
+    """How a page's policy names a style or script that may stand in it."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
 
 
@@ -36,9 +37,9 @@ def page_frame(title: str, styles: Sequence[str] = ("page.css",), scripts: Seque
     and the page's policy allows these and nothing else. Both must be tuples."""
     style = "\n".join(map(asset, styles))
     script = "\n".join(map(asset, scripts))
-    allowed = f"default-src 'none'; style-src {_digest(style)}; img-src data:"
+    allowed = f"default-src 'none'; style-src {digest(style)}; img-src data:"
     if script:
-        allowed += f"; script-src {_digest(script)}"
+        allowed += f"; script-src {digest(script)}"
     head = (
         "<!DOCTYPE html>\n"
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -1,6 +1,6 @@
 """Jobs that use torch.compile, one function per case; each does what its name says and nothing else.
 
-    TORCH_TRACE=FOLDER python compiled.py CASE
+TORCH_TRACE=FOLDER python compiled.py CASE
 """
 
 from __future__ import annotations
@@ -103,22 +103,27 @@ def training() -> None:
 
 
 def compiled_autograd() -> None:
+    """The setting counts when a function is given to torch.compile, not when it runs."""
     model = nn.Linear(8, 8)
-
-    @torch.compile
-    def step(x: Tensor) -> Tensor:
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss.detach()
-
     with torch._dynamo.config.patch(compiled_autograd=True):
+
+        @torch.compile
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().mean()
+            loss.backward()  # breaks, and its own graph is compiled
+            return loss.detach()
+
         for _ in range(2):
             step(torch.randn(4, 8))
 
 
 def cached() -> None:
-    """Run twice with one TORCHINDUCTOR_CACHE_DIR: the first misses, the second hits."""
+    """Run twice with one TORCHINDUCTOR_CACHE_DIR: the first misses, the second hits; another WIDTH is another graph.
+
+    DETERMINISTIC keeps the graph and changes a setting that is part of the caches' keys.
+    """
     width = int(os.environ.get("WIDTH", "32"))
+    torch.use_deterministic_algorithms("DETERMINISTIC" in os.environ)
 
     @torch.compile
     def mixed(x: Tensor) -> Tensor:
@@ -144,6 +149,25 @@ def bypassed() -> None:
         return Doubled.apply(x).sum()
 
     applied(torch.randn(4, requires_grad=True)).backward()
+
+
+def forked() -> None:
+    """The child writes a log of its own, in which the file names that its parent used are not told again."""
+
+    @torch.compile(backend="eager")
+    def of_parent(x: Tensor) -> Tensor:
+        return x + 1
+
+    @torch.compile(backend="eager")
+    def of_child(x: Tensor) -> Tensor:
+        return x - 1
+
+    of_parent(torch.randn(4))
+    child = os.fork()
+    if child == 0:
+        of_child(torch.randn(4))
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def data_parallel() -> None:
@@ -191,6 +215,7 @@ CASES: dict[str, Callable[[], None]] = {
         compiled_autograd,
         cached,
         bypassed,
+        forked,
         data_parallel,
         collectives,
     )

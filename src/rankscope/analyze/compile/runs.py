@@ -25,6 +25,8 @@ _WITH_RANK = (
     "compile_errors",
     "log_lines",
 )
+# What TORCH_LOGS prints of a process, its TORCH_TRACE file has as well, and more exactly.
+_TOLD_TWICE = ("compilations", "compile_stacks", "graph_breaks", "recompiles", "guards")
 Row = dict[str, Any]
 Span = tuple[int, int]
 
@@ -43,6 +45,9 @@ def settle_compile_logs(trace: Trace) -> dict[str, Table]:
     for name in (*_WITH_RANK, "files"):
         if name in trace.tables:
             settled[name] = _with_ranks(trace.tables[name], ranks)
+    for name in _TOLD_TWICE:
+        if name in settled:
+            settled[name] = _without(settled[name], _told_better(logs))
     names = _inherited_names(trace, logs)
     for name in ("compilations", "compile_stacks", "guards", "compile_errors"):
         if name in settled and names:
@@ -54,7 +59,8 @@ def runs_of(logs: list[Row]) -> list[int]:
     """The number of the run of each log. The rank with the most logs one after the other tells where runs begin."""
     by_rank: dict[int, list[Row]] = {}
     for log in sorted(logs, key=lambda log: (log["first_ns"], log["file_id"])):
-        by_rank.setdefault(log["rank"], []).append(log)
+        if not log["n_unresolved"]:  # a forked process continues its parent's run, however late it writes
+            by_rank.setdefault(log["rank"], []).append(log)
     generations = max((_generations(own) for own in by_rank.values()), key=len, default=[])
     if len(generations) < 2:
         return [0] * len(logs)
@@ -83,6 +89,20 @@ def _name_unranked(logs: list[Row]) -> None:
         if all(log["rank"] == MISSING for log in own):
             for log in own:
                 log["rank"] = 0
+
+
+def _told_better(logs: list[Row]) -> set[tuple[int, int]]:
+    """(file, rank) of the text logs whose process also left a TORCH_TRACE file."""
+    traced = {(log["pid"], log["rank"]) for log in logs if log["source"] == "trace" and log["pid"] != MISSING}
+    texts = (log for log in logs if log["source"] == "text")
+    return {(log["file_id"], log["rank"]) for log in texts if (log["pid"], log["rank"]) in traced}
+
+
+def _without(table: Table, left_out: set[tuple[int, int]]) -> Table:
+    if not left_out:
+        return table
+    keys = zip(table.array("file_id").tolist(), table.array("rank").tolist(), strict=True)
+    return table.take(np.flatnonzero([key not in left_out for key in keys]))
 
 
 def _with_ranks(table: Table, ranks: dict[int, int]) -> Table:

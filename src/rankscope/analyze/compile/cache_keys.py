@@ -1,0 +1,150 @@
+"""Why a look-up missed: the components of its key beside those of the same look-up in another run or rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from rankscope.analyze.compile.sites import Site, sites_of
+from rankscope.analyze.compile.wording import shortened
+from rankscope.model.payloads import mapped_log
+from rankscope.model.tables import Trace
+
+Row = dict[str, Any]
+_Known = dict[tuple[int, int], dict[str, tuple[str, str]]]  # file and record -> the components read from there
+GRAPH = "gm"  # the component that is the graph itself
+_MAX_EXPLAINED = 20  # payloads hold 100 kB each
+_MAX_CANDIDATES = 4
+_CONTEXT = 24  # characters of a value before the first difference
+_MAX_VALUE = 70
+
+
+class Change(NamedTuple):
+    component: str
+    old: str
+    new: str
+
+
+class Miss(NamedTuple):
+    """A miss, and the same look-up as it was made before: in an earlier run, or by another rank of this one."""
+
+    event: Row
+    before: Row
+    site: Site
+    run: int
+    run_before: int
+    changes: tuple[Change, ...] = ()  # empty where the key is the same, or where the log has no components
+
+    @property
+    def is_same_run(self) -> bool:
+        return self.run == self.run_before
+
+    @property
+    def is_same_key(self) -> bool:
+        return bool(self.event["key"] == self.before["key"])
+
+    @property
+    def is_other_graph(self) -> bool:
+        return any(change.component == GRAPH for change in self.changes)
+
+
+def misses_of(trace: Trace, cache: str) -> list[Miss]:
+    """The dearest misses whose look-up was made before, explained as far as the log tells."""
+    found = sorted(_repeated(trace, cache), key=lambda candidates: -candidates[0].event["taken_ns"])
+    known: _Known = {}
+    misses = [candidates[0] for candidates in found if candidates[0].is_same_key]
+    for candidates in [own for own in found if not own[0].is_same_key][:_MAX_EXPLAINED]:
+        compared = [miss._replace(changes=_changes(trace, miss, known)) for miss in candidates]
+        told = [miss for miss in compared if miss.changes]
+        misses.append(min(told or compared, key=lambda miss: len(miss.changes)))
+    return misses
+
+
+def _repeated(trace: Trace, cache: str) -> Iterator[list[Miss]]:
+    """Each miss beside the latest earlier look-ups that are the same: in function, compilation and position among its
+    look-ups. One with the same key stands alone."""
+    sites, events = sites_of(trace), trace.table("cache_events")
+    wanted = events.take(np.flatnonzero(events.text("cache").equals(cache)))
+    if len(set(wanted.array("file_id").tolist())) < 2:
+        return
+    seen: dict[tuple[Any, ...], dict[str, Row]] = {}
+    counts: dict[tuple[Any, ...], int] = {}
+    for event in sorted(wanted.rows(), key=lambda event: (event["time_ns"], event["file_id"], event["record"])):
+        own = (event["file_id"], event["compile_id"], event["attempt"])
+        counts[own] = counts.get(own, 0) + 1
+        site = sites.find(event)
+        # By key, the latest last: ranks that agree are one candidate.
+        earlier = seen.setdefault((site, event["compile_id"], event["attempt"], counts[own]), {})
+        same = (
+            [earlier[event["key"]]] if event["key"] in earlier else list(earlier.values())[: -_MAX_CANDIDATES - 1 : -1]
+        )
+        others = [row for row in same if row["file_id"] != event["file_id"]]
+        if event["outcome"] == "miss" and others:
+            runs = [sites.run(row["file_id"]) for row in (event, *others)]
+            yield [Miss(event, row, site, runs[0], run) for row, run in zip(others, runs[1:], strict=True)]
+        if event["key"]:
+            earlier.pop(event["key"], None)
+            earlier[event["key"]] = event
+
+
+def _changes(trace: Trace, miss: Miss, known: _Known) -> tuple[Change, ...]:
+    old, new = (_components(trace, row, known) for row in (miss.before, miss.event))
+    names = dict.fromkeys((*old, *new))
+    changed = [name for name in names if old.get(name, ("", ""))[0] != new.get(name, ("", ""))[0]]
+    return tuple(
+        Change(name, *differing(old.get(name, ("", "(absent)"))[1], new.get(name, ("", "(absent)"))[1]))
+        for name in changed
+    )
+
+
+class _Payload(msgspec.Struct):
+    components: list[str] = []
+
+
+def _components(trace: Trace, event: Row, known: _Known) -> dict[str, tuple[str, str]]:
+    """Component -> its hash, which counts, and its text: `[hash] inductor_config[dce]: False`."""
+    place = (event["file_id"], event["record"])
+    if place not in known:
+        known[place] = {}
+        for text in _texts(trace, place):
+            digest, _, rest = text.removeprefix("[").partition("] ")
+            name, _, value = rest.partition(": ")
+            known[place][name] = (digest, value)
+    return known[place]
+
+
+def _texts(trace: Trace, place: tuple[int, int]) -> list[str]:
+    records = trace.table("compile_records")
+    rows = np.flatnonzero((records.array("file_id") == place[0]) & (records.array("record") == place[1]))
+    for row in records.take(rows[:1]).rows():
+        try:
+            return msgspec.json.decode(mapped_log(trace, place[0]).payload(row), type=_Payload).components
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return []
+    return []
+
+
+def differing(old: str, new: str) -> tuple[str, str]:
+    """Two long values, each from shortly before the first difference to shortly behind the last one."""
+    old, new = " ".join(old.split()), " ".join(new.split())
+    if max(len(old), len(new)) <= _MAX_VALUE:
+        return old, new
+    n_head = _n_equal(old, new)
+    n_tail = _n_equal(old[n_head:][::-1], new[n_head:][::-1])
+    start = max(n_head - _CONTEXT, 0)
+    return _part(old, start, n_tail), _part(new, start, n_tail)
+
+
+def _n_equal(one: str, other: str) -> int:
+    """How many characters two texts have in common at their beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def _part(text: str, start: int, n_tail: int) -> str:
+    end = len(text) - max(n_tail - _CONTEXT, 0)
+    cut = shortened(text[start:end], _MAX_VALUE)
+    return f"{'...' if start else ''}{cut}{'...' if end < len(text) else ''}"

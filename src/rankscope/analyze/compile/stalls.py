@@ -1,0 +1,232 @@
+"""X601: time that ranks lost because one of them was compiling, seen by joining compile logs with other traces."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rankscope.analyze.compile.ledger import total_times
+from rankscope.analyze.compile.sites import Site, sites_of
+from rankscope.analyze.compile.stall_sources import Delay, late_steps, profiled_delays, recorded_delays
+from rankscope.analyze.evidence import call_text, collective_ref, group_ref, group_text
+from rankscope.analyze.registry import Effect, Skipped, rule
+from rankscope.analyze.view import JobView, derived, job_view
+from rankscope.analyze.waits import WaitingCall, wait_graph
+from rankscope.model.finding import Evidence, Finding, count_noun, format_duration, ranks_phrase
+from rankscope.model.tables import Array, Table, Trace
+
+_EXPLAINS = 0.5  # of a delay: what was compiled in less of it is not its cause
+_MAX_FINDINGS = 5
+_SLACK_NS = 60_000_000_000  # by which a log and a dump of one job may miss each other
+
+
+@rule("X601", "compile-stall", needs=("compilations",))
+def compile_stall(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
+    """A rank was compiling while its peers waited for it in a collective, or while a step should have gone on.
+
+    What it means: the log of torch.compile explains a delay that the other traces only show: a rank came late to a
+    collective, or never came, or a step took longer, because a function was compiled then.
+
+    Why it happens: a rank met a new shape or value and recompiled in the middle of training; caches are cold on one
+    host; compilation hangs, or takes longer than the time-out of the collectives.
+
+    What to do: see why the function was compiled at that moment (the findings about recompilation name the guard), and
+    compile before training starts: run each shape once, keep the caches, mark dimensions as dynamic. Until then a
+    longer time-out of the process group keeps the job alive.
+
+    What could fool it: both traces must be of the same run and their clocks agree, as they do on one host. A delay
+    counts as explained when compiling takes at least half of it.
+    """
+    if not any(trace.has(table) for table in ("collectives", "comms", "steps")):
+        yield Skipped("no Flight Recorder dumps or profiler traces beside the logs of torch.compile")
+        return
+    compiled = derived(trace, Compiled)
+    if trace.has("collectives"):
+        yield from _hangs(trace, compiled)
+    told: set[tuple[int, Site]] = set()
+    for kind, delays in _sources(trace):
+        stalls = [stall for delay in delays if (stall := compiled.explain(delay)) is not None]
+        for site, own in _dearest([stall for stall in stalls if (stall.delay.rank, stall.site) not in told]):
+            told.update((stall.delay.rank, site) for stall in own)
+            yield _finding(kind, site, own)
+
+
+def _sources(trace: Trace) -> Iterator[tuple[str, list[Delay]]]:
+    if trace.has("collectives"):
+        yield "call", recorded_delays(trace)
+    if trace.has("comms"):
+        yield "call", profiled_delays(trace)
+    if trace.has("steps"):
+        yield "step", late_steps(trace)
+
+
+class Stall(NamedTuple):
+    """A delay, and what was compiled in it."""
+
+    delay: Delay
+    site: Site
+    compile_id: str
+    compiled_ns: int
+
+
+class Compiled:
+    """When each rank was compiling what, on the clock of its host."""
+
+    def __init__(self, trace: Trace) -> None:
+        table = trace.table("compilations")
+        self.sites, self.ids = sites_of(trace).of_row, table.text("compile_id")
+        start, duration = table.array("start_ns"), total_times(trace)
+        rows = np.flatnonzero((start > 0) & (duration > 0))
+        self.start, self.end = start, start + duration
+        self.rows: dict[int, Array] = {
+            rank: rows[table.array("rank")[rows] == rank] for rank in set(table.array("rank")[rows].tolist())
+        }
+
+    def explain(self, delay: Delay) -> Stall | None:
+        """What the rank compiled during the delay, if that is most of it."""
+        rows = self.rows.get(delay.rank)
+        if rows is None:
+            return None
+        low, high = np.maximum(self.start[rows], delay.start_ns), np.minimum(self.end[rows], delay.end_ns)
+        inside = np.flatnonzero(high > low)
+        if not len(inside) or _covered(low[inside], high[inside]) < _EXPLAINS * delay.lost_ns:
+            return None
+        spent: dict[Site, int] = defaultdict(int)
+        for at in inside.tolist():
+            spent[self.sites[rows[at]]] += int(high[at] - low[at])
+        main = max(spent, key=lambda site: spent[site])
+        longest = max((at for at in inside.tolist() if self.sites[rows[at]] == main), key=lambda at: high[at] - low[at])
+        return Stall(delay, main, self.ids[int(rows[longest])], spent[main])
+
+
+def _covered(low: Array, high: Array) -> int:
+    """The length of the union: forward, backward and what runs beside them may overlap."""
+    order = np.argsort(low, kind="stable")
+    low, high = low[order], np.maximum.accumulate(high[order])
+    reached = np.concatenate([low[:1], high[:-1]])
+    return int(np.maximum(high - np.maximum(low, reached), 0).sum())
+
+
+def _dearest(stalls: Iterable[Stall]) -> list[tuple[Site, list[Stall]]]:
+    by_site: dict[Site, list[Stall]] = defaultdict(list)
+    for stall in stalls:
+        by_site[stall.site].append(stall)
+    return sorted(by_site.items(), key=lambda item: -_lost_ns(item[1]))[:_MAX_FINDINGS]
+
+
+def _lost_ns(stalls: Sequence[Stall]) -> int:
+    """Ranks that came late to the same call delayed it together: the latest counts."""
+    worst: dict[object, int] = defaultdict(int)
+    for stall in stalls:
+        worst[stall.delay.key] = max(worst[stall.delay.key], stall.delay.lost_ns)
+    return sum(worst.values())
+
+
+def _finding(kind: str, site: Site, stalls: Sequence[Stall]) -> Finding:
+    worst = max(stalls, key=lambda stall: stall.delay.lost_ns)
+    ranks = tuple(sorted({stall.delay.rank for stall in stalls}))
+    n_times = len({stall.delay.key for stall in stalls})
+    lost = _lost_ns(stalls)
+    is_again = worst.compile_id.rpartition("/")[2] not in ("", "0")
+    return Finding(
+        code="X601",
+        rule="compile-stall",
+        severity="warning",
+        certainty="likely",
+        title=_title(kind, ranks, lost, n_times) + f" while compiling {site.name}",
+        ranks=ranks,
+        group=worst.delay.group,
+        collective=worst.delay.collective,
+        location=site.location,
+        evidence=Evidence(
+            certain=(
+                f"worst: rank {worst.delay.rank} {worst.delay.text}; [{worst.compile_id}] took "
+                f"{format_duration(worst.compiled_ns)} of that",
+            ),
+            likely=(f"the delay is the {'re' if is_again else ''}compilation, if the clocks of log and trace agree",),
+            cost_ns=lost,
+            facts={"n_delays": n_times, "compile_id": worst.compile_id, "compiled_ns": worst.compiled_ns},
+        ),
+        help=(
+            "see which guard failed (the findings on recompilation), and run this shape once before training starts"
+            if is_again
+            else "compile before training starts, and keep the compile cache between runs and hosts"
+        ),
+    )
+
+
+def _title(kind: str, ranks: tuple[int, ...], lost_ns: int, n_times: int) -> str:
+    lost, who = format_duration(lost_ns), ranks_phrase(ranks)
+    if kind == "step":
+        steps = "a step" if n_times == 1 else f"{n_times} steps"
+        return f"{steps} of {who} took {lost} longer"
+    peers = "its peers" if len(ranks) == 1 else "their peers"
+    return f"{who} kept {peers} waiting for {lost}" + (f", {n_times} times," if n_times > 1 else "")
+
+
+def _hangs(trace: Trace, compiled: Compiled) -> Iterator[Finding]:
+    """Ranks that never came to a call that others wait in, and whose log ends within a compilation."""
+    unfinished = _unfinished(trace)
+    if not unfinished:
+        return
+    view = job_view(trace)
+    for rank, calls in sorted(wait_graph(trace).absent_ends().items()):
+        if rank in unfinished:
+            call = min(calls, key=lambda call: int(view.created[view.rows_of_match(call.match)].min()))
+            yield _hang_finding(view, rank, call, unfinished[rank], compiled)
+
+
+def _unfinished(trace: Trace) -> dict[int, int]:
+    """Rank -> row of the compilation at which its log ends, of logs from the time of the dumps."""
+    view, table = job_view(trace), trace.table("compilations")
+    logs = _logs_by_file(trace.table("compile_logs"))
+    first, last = int(view.calls.array("created_ns").min(initial=0)), view.last_activity_ns
+    found: dict[int, int] = {}
+    for row in np.flatnonzero(table.text("status").equals("unfinished")).tolist():
+        since, until = logs.get(int(table.array("file_id")[row]), (0, 0))
+        if since <= last + _SLACK_NS and until >= first - _SLACK_NS:
+            found[int(table.array("rank")[row])] = row
+    return found
+
+
+def _logs_by_file(logs: Table) -> dict[int, tuple[int, int]]:
+    spans = zip(logs.array("first_ns").tolist(), logs.array("last_ns").tolist(), strict=True)
+    return dict(zip(logs.array("file_id").tolist(), spans, strict=True))
+
+
+def _hang_finding(view: JobView, rank: int, call: WaitingCall, row: int, compiled: Compiled) -> Finding:
+    site, compile_id = compiled.sites[row], compiled.ids[row]
+    waiting_row = int(view.rows_of_match(call.match)[0])
+    since = int(compiled.start[row])
+    waited = max(view.last_activity_ns - int(view.created[waiting_row]), 0)
+    compiling = f"[{compile_id}] began {format_duration(view.last_activity_ns - since)} before the last sign of life"
+    n_waiting = count_noun(len(call.waiting), "peer")
+    return Finding(
+        code="X601",
+        rule="compile-stall",
+        severity="error",
+        certainty="likely",
+        title=f"rank {rank} was still compiling {site.name} while {n_waiting} waited for it in "
+        f"{call_text(view, waiting_row)}",
+        ranks=(rank,),
+        group=group_ref(view, call.group),
+        collective=collective_ref(view, waiting_row),
+        location=site.location,
+        evidence=Evidence(
+            certain=(
+                f"its log ends within [{compile_id}], and it never joined {group_text(view, call.group)}, "
+                f"seq {call.seq}",
+                *((compiling,) if 0 < since < view.last_activity_ns else ()),
+            ),
+            likely=("compilation took longer than the collective's time-out, or hangs itself",),
+            waiting_ns=waited or None,
+            n_blocked=len(call.waiting),
+            cost_ns=waited or None,
+            facts={"compile_id": compile_id},
+        ),
+        help="compile before the first collective, or give the process group a longer time-out; a compiler that hangs "
+        "shows where in a stack of the process (py-spy dump)",
+    )

@@ -1,0 +1,89 @@
+"""failures_and_restarts.html: every compilation that failed or began anew, with the reason and the place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rankscope.model.finding import count_noun
+from rankscope.model.tables import Trace
+from rankscope.render.compile_tree.outputs import RankTree, Row, link_target
+from rankscope.render.html import page, text
+
+Key = tuple[int, str]  # log and compile id
+
+
+class _Trouble(NamedTuple):
+    what: str
+    reason: str
+    place: str
+
+
+def failures_page(trace: Trace, tree: RankTree) -> bytes:
+    pages = {(own.row["file_id"], own.row["record"]): own for own in tree.outputs if own.how.endswith("metrics")}
+    breaks, errors = _grouped(trace, "graph_breaks"), _grouped(trace, "compile_errors")
+    rows = []
+    for made in trace.table("compilations").rows():
+        if made["file_id"] not in tree.file_ids:
+            continue
+        key = (made["file_id"], made["compile_id"])
+        shown = pages.get((made["file_id"], made["record"]))
+        name = shown.label if shown else f"[{made['compile_id']}]"
+        linked = f'<a href="{text(link_target(shown))}">{text(name)}</a>' if shown else text(name)
+        rows += [
+            f"<tr><td>{linked}</td><td>{trouble.what}</td><td>{text(trouble.place)}</td>"
+            f"<td>{_reason(trouble.reason)}</td></tr>"
+            for trouble in (*_restarts(made, breaks.get(key, [])), *_failures(made, errors.get(key, [])))
+        ]
+    title = "Failures and restarts"
+    said = count_noun(len(rows), "failure or restart", "failures and restarts") if rows else "No failures, no restarts."
+    body = ['<p><a href="index.html">All of the report</a></p>', f"<h1>{title}</h1>", f"<p>{said}</p>"]
+    if rows:
+        heads = "".join(f'<th scope="col">{name}</th>' for name in ("Compile id", "What", "Source", "Reason"))
+        body += [f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>', *rows, "</tbody></table></div>"]
+    return page(title, body).encode("utf-8", "replace")
+
+
+def _restarts(made: Row, breaks: list[Row]) -> Iterator[_Trouble]:
+    """The break that attempt n logged is the reason of the restart that came after it."""
+    for attempt, reason in enumerate(_reasons(made["restart_reasons"])):
+        if reason.strip():
+            causes = [row for row in breaks if row["attempt"] == attempt]
+            place = _place(causes[0]["file"], causes[0]["line"], causes[0]["function"]) if causes else ""
+            yield _Trouble("restart", reason, place)
+
+
+def _failures(made: Row, errors: list[Row]) -> Iterator[_Trouble]:
+    """A backend that fails tells no line of the user's; the error that was logged beside it does."""
+    if not made["fail_type"]:
+        return
+    place = _place(made["fail_file"], made["fail_line"], "")
+    told = [row for row in errors if row["file"]]
+    if not place and told:
+        place = _place(told[-1]["file"], told[-1]["line"], told[-1]["function"])
+    yield _Trouble("failure", f"{made['fail_type']}: {made['fail_reason']}".rstrip(": "), place)
+
+
+def _reason(reason: str) -> str:
+    """The first line says it; explanations and hints of a dozen lines would make the table unreadable."""
+    first, _, rest = reason.strip().partition("\n")
+    return f"<details><summary>{text(first)}</summary><pre>{text(rest)}</pre></details>" if rest else text(first)
+
+
+def _reasons(logged: str) -> list[str]:
+    values: Any = json.loads(logged) if logged else []
+    return [value if isinstance(value, str) else json.dumps(value) for value in values]
+
+
+def _grouped(trace: Trace, table: str) -> dict[Key, list[Row]]:
+    groups: dict[Key, list[Row]] = {}
+    for row in trace.table(table).rows():
+        groups.setdefault((row["file_id"], row["compile_id"]), []).append(row)
+    return groups
+
+
+def _place(file: str, line: int, function: str) -> str:
+    if not file:
+        return ""
+    return f"{file}{f':{line}' if line >= 0 else ''}{f' in {function}' if function else ''}"

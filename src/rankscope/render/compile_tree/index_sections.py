@@ -1,0 +1,375 @@
+"""The parts of a rank's index below the findings, each from one or two tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rankscope.model.finding import count_noun, format_duration
+from rankscope.render.compile_tree.listing import (
+    Column,
+    Later,
+    blocks,
+    cell,
+    fold,
+    link,
+    n_bytes_phrase,
+    outer_link,
+    row,
+    table,
+    without_empty,
+)
+from rankscope.render.compile_tree.outputs import Output
+from rankscope.render.compile_tree.page_data import (
+    STATUS_WORDS,
+    Compilation,
+    Key,
+    RankView,
+    Row,
+    kinds_of,
+    settings_of,
+    stacks_of,
+    stray_stacks_of,
+)
+from rankscope.render.compile_tree.page_help import KINDS, about_file
+from rankscope.render.compile_tree.stack_trie import chip, trie_html
+from rankscope.render.html import text
+
+MAX_FILES_INLINE = 1500  # beyond this the files of a compilation are put in when it is opened
+MAX_VERSIONS_INLINE = 400  # the same for the versions of recompiled frames
+PHASES = (
+    ("dynamo", "Dynamo: tracing Python"),
+    ("aot", "AOTAutograd"),
+    ("inductor", "Inductor"),
+    ("code_gen", "generating and compiling code"),
+    ("triton", "Triton kernels"),
+    ("autotune", "trying variants of kernels"),
+)
+CHAIN_HEADS = ("Version", "Guard that failed", "Made for", "Call brought")
+FILES_OF_A_REPORT = (
+    ("failures_and_restarts.html", "Failures and restarts", "every compilation that failed or began anew, and why"),
+    ("chromium_events.json", "Timeline", "every phase of every compilation, for Perfetto"),
+    ("collectives_parity.json", "Collectives parity", "collectives of the schedule against those of the code"),
+    ("compile_directory.json", "Directory", "the files by compile id, for scripts"),
+    ("raw.jsonl", "Records", "every record but the payloads, one per line, for scripts"),
+    ("raw.log", "The log", "as torch wrote it"),
+)
+
+
+class Page(NamedTuple):
+    view: RankView
+    compilations: list[Compilation]
+    known: dict[Key, Compilation]
+    later: Later
+    base: str  # what is left out at the beginning of file names
+
+    def shown(self, file: str) -> str:
+        return file.removeprefix(self.base) if self.base else file
+
+    def place(self, file: str, line: int) -> str:
+        return f'<span class="place">{text(self.shown(file))}:{line}</span>' if file else ""
+
+
+def ledger(page: Page) -> str:
+    rows = page.view.ledger()
+    whole = max((entry["total_ns"] for entry in rows), default=0)
+    if not whole:
+        return ""
+    columns = [
+        Column("Where"),
+        Column("Time", True),
+        Column("Phases", False, "as long as the time it took; the longest bar is the dearest place"),
+        Column("Compilations", True),
+        Column("Again", True, "time for all but the first compilation of each frame"),
+        Column("Breaks", True),
+        Column("Backward", True),
+        Column("At run time", True),
+    ]
+    used = [(name, words) for name, words in PHASES if any(entry[f"{name}_ns"] > 0 for entry in rows)]
+    legend = "".join(f'<span class="{name}">{text(words)}</span>' for name, words in used)
+    cells = [
+        [
+            cell(f"<b>{text(entry['function'])}</b> {page.place(entry['file'], entry['line'])}"),
+            _time(entry["total_ns"]),
+            cell(_bar(entry, whole), kind="bars"),
+            _count(entry["n_compilations"]),
+            _time(entry["recompile_ns"]),
+            _count(entry["n_graph_breaks"]),
+            _time(entry["backward_ns"]),
+            _time(entry["runtime_ns"]),
+        ]
+        for entry in rows
+    ]
+    columns, cells = without_empty(columns, cells)
+    return f'<p class="legend">{legend}</p>' + table(page.later, "ledger", columns, [row(each) for each in cells], 50)
+
+
+def _bar(entry: Row, whole: int) -> str:
+    """Drawn, not styled: a page's policy allows no styles but its own."""
+    parts, at = [], 0.0
+    for name, words in PHASES:
+        width = 100 * max(entry[f"{name}_ns"], 0) / whole
+        if width >= 0.05:
+            about = f"{words}: {format_duration(entry[f'{name}_ns'])}"
+            parts.append(_piece(name, at, width, about))
+            at += width
+    rest = 100 * max(entry["total_ns"], 0) / whole - at
+    if rest >= 0.05:
+        parts.append(_piece("rest", at, rest, "other"))
+    return f'<svg class="strip" role="img" aria-label="time by phase">{"".join(parts)}</svg>'
+
+
+def _piece(name: str, at: float, width: float, about: str) -> str:
+    return f'<rect class="{name}" x="{at:.2f}%" width="{width:.2f}%" height="100%"><title>{text(about)}</title></rect>'
+
+
+def chains(page: Page) -> str:
+    """Per frame: each version, the guard that failed, what it expected and what the call brought."""
+    by_frame: dict[tuple[int, int], dict[str, list[Row]]] = {}
+    for entry in page.view.rows("recompiles"):
+        frame = by_frame.setdefault((entry["file_id"], entry["frame_id"]), {})
+        frame.setdefault(entry["compile_id"], []).append(entry)
+    n_versions = sum(map(len, by_frame.values()))
+    later = page.later if n_versions > MAX_VERSIONS_INLINE else None
+    chained = [
+        _chain(page, [(page.known.get((file_id, name)), failed) for name, failed in versions.items()], later)
+        for (file_id, _), versions in by_frame.items()
+    ]
+    chained.sort(key=lambda item: -item[0])
+    return blocks(page.later, "chains", [html for _, html in chained], 50)
+
+
+def _chain(
+    page: Page, versions: Sequence[tuple[Compilation | None, list[Row]]], later: Later | None
+) -> tuple[int, str]:
+    """What it cost, and its HTML."""
+    compiled = [compilation for compilation, _ in versions if compilation]
+    cost = sum(compilation.duration_ns for compilation in compiled)
+    where = ""
+    if compiled:
+        where = f'<b>{text(compiled[0].function)}</b> <span class="place">{text(page.shown(compiled[0].place))}</span>'
+    told = f"compiled again {count_noun(len(versions), 'time')}, {format_duration(cost)}"
+    rows = "".join(_version(page, *version) for version in versions)
+    heads = "".join(f'<th scope="col">{head}</th>' for head in CHAIN_HEADS)
+    body = f'<div class="wide"><table class="chain"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return cost, fold(f'{where} <span class="faint">{told}</span>', body, later=later, is_open=True, kind="item")
+
+
+def _version(page: Page, compilation: Compilation | None, failed: Sequence[Row]) -> str:
+    """The newest earlier version is the one that nearly fitted; the others come behind it."""
+    newest, *older = failed
+    label = chip(compilation) if compilation else text(f"[{newest['compile_id']}]")
+    where = page.place(newest["file"], newest["line"])
+    code = f'<code class="source">{text(newest["code"])}</code>' if newest["code"] else ""
+    hint = f'<div class="faint">{text(newest["hint"])}</div>' if newest["hint"] else ""
+    others = "".join(f"<li>{text(each['against'])}: <code>{text(each['guard'])}</code></li>" for each in older)
+    more = fold(f"{len(older)} older too", f"<ul>{others}</ul>", kind="faint") if older else ""
+    return row(
+        [
+            cell(label),
+            cell(f"<code>{text(newest['guard'])}</code><div>{where} {code}</div>{hint}{more}"),
+            cell(f"<code>{text(newest['expected'])}</code>"),
+            cell(f"<code>{text(newest['actual'])}</code>"),
+        ]
+    )
+
+
+def graph_breaks(page: Page) -> str:
+    """Distinct by line and reason; the user's own code first, then by how often."""
+    distinct: dict[tuple[str, int, str], list[Row]] = {}
+    for entry in page.view.rows("graph_breaks"):
+        distinct.setdefault((entry["file"], entry["line"], entry["reason"]), []).append(entry)
+    ordered = sorted(distinct.values(), key=lambda same: (not same[0]["is_user"], -len(same)))
+    columns = [Column("Times", True), Column("Where"), Column("Why"), Column("Frames")]
+    return table(page.later, "breaks", columns, [_break(page, same) for same in ordered], 100)
+
+
+def _break(page: Page, same: Sequence[Row]) -> str:
+    first = same[0]
+    where = f"{page.place(first['file'], first['line'])} in {text(first['function'])}"
+    if first["code"]:
+        where += f'<div><code class="source">{text(first["code"])}</code></div>'
+    if first["caller_file"]:
+        where += f'<div class="faint">called from {page.place(first["caller_file"], first["caller_line"])}</div>'
+    why = f"<div>{text(first['reason'])}</div>"
+    hints = "".join(f"<li>{text(hint)}</li>" for hint in first["hints"].splitlines())
+    about = outer_link(first["url"], f"torch's page on {text(first['break_id'])}") if first["url"] else ""
+    if first["explanation"] or hints or about:
+        body = f"<p>{text(first['explanation'])}</p><ul>{hints}</ul><p>{about}</p>"
+        why += fold("What to do", body, kind="faint")
+    keys = dict.fromkeys((entry["file_id"], entry["compile_id"]) for entry in same)
+    chips = [chip(page.known[key]) for key in keys if key in page.known]
+    more = f" and {len(chips) - 12:,} more" if len(chips) > 12 else ""
+    return row(
+        [_count(len(same)), cell(where), cell(why), cell(f'<span class="chips">{" ".join(chips[:12])}{more}</span>')]
+    )
+
+
+def caches(page: Page) -> str:
+    files = {(output.row["file_id"], output.row["record"]): output.path for output in page.view.tree.outputs}
+    columns = [
+        Column("Compilation"),
+        Column("Cache"),
+        Column("Outcome"),
+        Column("Time", True),
+        Column("Key"),
+        Column("Detail"),
+    ]
+    made = []
+    for entry in page.view.rows("cache_events"):
+        compilation = page.known.get((entry["file_id"], entry["compile_id"]))
+        key = f"<code>{text(entry['key'][:16])}</code>"
+        path = files.get((entry["file_id"], entry["record"]))
+        detail = entry["reason"] or (entry["detail"] if entry["detail"] != entry["outcome"] else "")
+        made.append(
+            row(
+                [
+                    cell(chip(compilation) if compilation else text(entry["compile_id"])),
+                    cell(text(entry["cache"])),
+                    cell(f'<span class="outcome {text(entry["outcome"])}">{text(entry["outcome"])}</span>'),
+                    _time(entry["taken_ns"]),
+                    cell(link(path, key, "the parts of the key") if path else key),
+                    cell(text(detail)),
+                ]
+            )
+        )
+    counts = Counter((entry["cache"], entry["outcome"]) for entry in page.view.rows("cache_events"))
+    said = "; ".join(f"{cache}: {_outcomes(outcome, number)}" for (cache, outcome), number in sorted(counts.items()))
+    return f"<p>{text(said)}.</p>" + table(page.later, "caches", columns, made, 20) if made else ""
+
+
+def _outcomes(outcome: str, number: int) -> str:
+    return count_noun(number, outcome, f"{outcome}s" if outcome == "hit" else f"{outcome}es")
+
+
+def stacks(page: Page) -> str:
+    known = stacks_of(page.view)
+    hanging = ((known.get(each.key, ()), chip(each)) for each in page.compilations)
+    drawn = trie_html("trie", hanging, page.base, page.later)
+    if not drawn:
+        return ""
+    legend = " ".join(f'<span class="chip {name}">{text(words)}</span>' for name, words in STATUS_WORDS.items())
+    options = '<label><input type="checkbox" id="foreign"> frames of torch and Python too</label>'
+    return f'<p class="legend">{legend}</p><p class="options">{options}</p>{drawn}'
+
+
+def stray_stacks(page: Page) -> str:
+    """Where torch logged something outside any compilation; it notes the place when it expected one."""
+    hanging = (
+        (stray.frames, f'<span class="chip missing">{text(stray.what)}</span>') for stray in stray_stacks_of(page.view)
+    )
+    drawn = trie_html("strays", hanging, page.base, page.later)
+    return fold("Stacks under which records without a compile id were written", drawn) if drawn else ""
+
+
+def compilation_table(page: Page) -> str:
+    n_files = sum(len(each.outputs) for each in page.compilations)
+    later = page.later if n_files > MAX_FILES_INLINE else None
+    columns = [
+        Column("Id"),
+        Column("Function and files"),
+        Column("Time", True),
+        Column("Operators", True, "in the captured graph"),
+        Column("Nodes", True, "in the captured graph"),
+        Column("Guards", True),
+        Column("Attempts", True),
+        Column("Size", True, "of all its files"),
+    ]
+    return table(page.later, "compilations", columns, [_compiled(page, each, later) for each in page.compilations], 100)
+
+
+def _compiled(page: Page, each: Compilation, later: Later | None) -> str:
+    name = f"<b>{text(each.function)}</b>" if each.function else "not part of a compilation" if not each.key[1] else ""
+    place = f' <span class="place">{text(page.shown(each.place))}</span>' if each.place else ""
+    files = "".join(_file(output) for output in each.outputs)
+    n_files = f' <span class="faint">{count_noun(len(each.outputs), "file")}</span>'
+    fail = f'<p class="fail">{text(each.fail)}</p>' if each.fail else ""
+    body = fold(f"{name}{place}{n_files}", f'{fail}<ul class="files">{files}</ul>', later=later)
+    return row(
+        [
+            cell(chip(each)),
+            cell(body),
+            _time(each.duration_ns),
+            _count(each.n_ops),
+            _count(each.n_nodes),
+            _count(each.n_guards),
+            _count(each.n_attempts if each.status else -1),
+            cell(n_bytes_phrase(each.n_bytes), each.n_bytes),
+        ],
+        each.anchor,
+    )
+
+
+def _file(output: Output) -> str:
+    if output.how == "link":
+        return f"<li>{outer_link(output.url, text(output.name))}</li>"
+    size = output.row["n_payload_bytes"]
+    known = f' <span class="faint">{n_bytes_phrase(size)}</span>' if size else ""
+    attempt = f' <span class="faint">{text(output.label)}</span>' if "_" in output.label else ""
+    readable = f" ({link(output.readable, 'readable')})" if output.readable else ""
+    return f"<li>{link(output.path, text(output.name), about_file(output.name))}{readable}{attempt}{known}</li>"
+
+
+def other_files(page: Page, folder: Path) -> str:
+    listed = [(name, title, what) for name, title, what in FILES_OF_A_REPORT if (folder / name).exists()]
+    listed += [
+        (path.name, f"Provenance of {path.stem.removeprefix('provenance_tracking_')}", "graphs and code side by side")
+        for path in sorted(folder.glob("provenance_tracking_*.html"))
+    ]
+    items = "".join(f"<dt>{link(name, text(title))}</dt><dd>{text(what)}</dd>" for name, title, what in listed)
+    timeline = (
+        '<p>To see the timeline, open <a href="https://ui.perfetto.dev" rel="noreferrer noopener">ui.perfetto.dev</a> '
+        "and drop <code>chromium_events.json</code> on it: Perfetto reads it in the browser and sends it nowhere.</p>"
+        if (folder / "chromium_events.json").exists()
+        else ""
+    )
+    return f'<dl class="others">{items}</dl>{timeline}' if items else ""
+
+
+def records(page: Page) -> str:
+    columns = [Column("Kind"), Column("Records", True), Column("Size", True), Column("What it is")]
+    unknown = "not known to this version; kept as logged"
+    made = [
+        row(
+            [
+                cell(f"<code>{text(each.kind)}</code>" if each.kind else "<b>not understood</b>"),
+                _count(each.n_records),
+                cell(n_bytes_phrase(each.n_bytes), each.n_bytes),
+                cell(text(KINDS.get(each.kind, unknown if each.kind else "damaged records; raw.log has them"))),
+            ]
+        )
+        for each in kinds_of(page.view)
+    ]
+    kinds = fold("What the log consists of", table(page.later, "kinds", columns, made)) if made else ""
+    return kinds + stray_stacks(page)
+
+
+def settings(page: Page) -> str:
+    versions, configs = settings_of(page.view)
+    said = "".join(
+        f"<dt>{text(name.removesuffix('_version'))}</dt><dd>{text(value)}</dd>" for name, value in versions.items()
+    )
+    return (f'<dl class="others">{said}</dl>' if said else "") + "".join(
+        _config(page, *config) for config in configs.items()
+    )
+
+
+def _config(page: Page, name: str, values: dict[str, str]) -> str:
+    made = [
+        row([cell(f"<code>{text(setting)}</code>"), cell(f"<code>{text(value)}</code>")])
+        for setting, value in sorted(values.items())
+    ]
+    shown = table(page.later, name, [Column("Setting"), Column("Value")], made, 1000)
+    return fold(
+        f'{text(name)} <span class="faint">{count_noun(len(values), "setting")}</span>', shown, later=page.later
+    )
+
+
+def _time(nanoseconds: int) -> str:
+    return cell(format_duration(nanoseconds) if nanoseconds > 0 else "", max(nanoseconds, 0))
+
+
+def _count(number: int) -> str:
+    return cell(f"{number:,}" if number > 0 else "", max(number, 0))

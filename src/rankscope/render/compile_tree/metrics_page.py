@@ -1,0 +1,265 @@
+"""compilation_metrics_N.html: all that torch measured of a compilation, where it came from, and what it left behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from rankscope.model.finding import format_duration
+from rankscope.model.payloads import mapped_log
+from rankscope.model.tables import Array, Trace
+from rankscope.render.compile_tree.outputs import NOT_JSON, Output, Row, by_label, link_target
+from rankscope.render.compile_tree.small_pages import BACK
+from rankscope.render.html import page, text, text_bytes
+
+_MAX_ROWS = 1000  # of one table
+_MAX_LINKS = 60  # before and behind the page itself; a compilation has some fifty files, unless its id repeats
+_LONG = 200  # characters above which a value is folded away
+_VERY_LONG = 2000  # and above which it is shown once
+_MAX_LONG_VALUES = 1000  # that are remembered
+_GROUPS = (  # the first pattern that fits a field's name says where it stands
+    ("Result", r"fail_|restart_reasons|exception|has_guarded_code|recompile|num_graph_breaks|cudagraph_skip"),
+    ("What was compiled", r"co_|frame_key|compile_id|stack_trace|is_forward|is_runtime|(non_)?compliant"),
+    ("Configuration and versions", r".*(_config|_version)$|config_|feature_usage|specialize_float|log_format"),
+    ("Caches", r".*cache(?!_size|d)|.*bundle|pgo_"),
+    ("Time", r".*(_time|_time_s|_us|_ms|_s|_ns)$|start_time|end_time|duration"),
+    ("Graph and guards", r"graph_|guard|shape_env|.*cache_size|.*_count$|ir_count|param_|tensorify"),
+    ("Other", r""),
+)
+_PATTERNS = [(name, re.compile(pattern)) for name, pattern in _GROUPS]
+_UNITS = {"us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_UNIT = re.compile(r"_(us|ms|s)$")
+_MOMENT = re.compile(r"(start|end)_time")
+_TITLES = {
+    "compilation_metrics": "Compilation",
+    "bwd_compilation_metrics": "Backward compilation",
+    "aot_autograd_backward_compilation_metrics": "Backward compilation",
+    "compilation_metrics_runtime": "Work at the first run of compilation",
+    "bwd_compilation_metrics_runtime": "Work at the first backward run of compilation",
+}
+
+Key = tuple[int, str]  # log and compile id
+
+
+class MetricsPages:
+    """The tables that the pages of one tree look things up in, cut up by compilation once."""
+
+    def __init__(self, trace: Trace, outputs: Sequence[Output]) -> None:
+        self._trace = trace
+        self._outputs = by_label(outputs)
+        self._places = {id(own): place for others in self._outputs.values() for place, own in enumerate(others)}
+        self._shown_on: dict[str, Output] = {}  # long value -> the page that has it
+        self._stacks = _Lookup(trace, "compile_stacks")
+        self._guards = _Lookup(trace, "guards")
+        self._recompiles = _Lookup(trace, "recompiles")
+        # Forward, backward and runtime pages of a compilation have the same sections.
+        self._origin = lru_cache(maxsize=256)(self._make_origin)
+        self._items = lru_cache(maxsize=None)(lambda label: [f"<li>{_link(own)}</li>" for own in self._outputs[label]])
+
+    def page(self, output: Output) -> bytes:
+        row = output.row
+        header = mapped_log(self._trace, row["file_id"]).header(row)
+        metrics = _decoded(header, row["kind"])
+        title = f"{_TITLES[row['kind']]} {output.label}"
+        why, where = self._origin((row["file_id"], row["compile_id"]))
+        fields = _field_tables(metrics, partial(self._long_value, output))
+        body = [BACK, f"<h1>{text(title)}</h1>", *_said_first(metrics), why, *fields, where]
+        return page(title, [*body, *self._links(output)]).encode("utf-8", "replace")
+
+    def _long_value(self, output: Output, value: str) -> str:
+        """Torch logs its whole configuration with each compilation: it is shown once, and linked where it is equal."""
+        is_kept = len(value) > _VERY_LONG and len(self._shown_on) < _MAX_LONG_VALUES
+        first = self._shown_on.setdefault(value, output) if is_kept else output
+        if first is output:
+            return _folded(value)
+        return f'the same as in <a href="{text(link_target(first, "../"))}">{text(first.label)}</a>'
+
+    def _make_origin(self, key: Key) -> tuple[str, str]:
+        """What stands before the fields and what stands behind them."""
+        return "\n".join(self._recompile_reasons(key)), "\n".join((*self._stack(key), *self._shapes(key)))
+
+    def _recompile_reasons(self, key: Key) -> Iterator[str]:
+        found = self._recompiles.rows(key)
+        if found:
+            yield "<h2>Why it was compiled again</h2>"
+            heads = ("Did not fit", "Guard that failed", "Made for", "Call brought", "Where", "Hint")
+            names = ("against", "guard", "expected", "actual")
+            yield _table(heads, [(*(own[name] for name in names), _place(own), own["hint"]) for own in found])
+
+    def _stack(self, key: Key) -> Iterator[str]:
+        frames = self._stacks.rows(key)
+        if frames:
+            yield "<h2>Stack</h2>"
+            lines = (f"{_place(frame)}\n    {frame['code']}" if frame["code"] else _place(frame) for frame in frames)
+            yield "<pre>" + text("\n".join(lines)) + "</pre>"
+
+    def _shapes(self, key: Key) -> Iterator[str]:
+        """Of all attempts: what an attempt decided before a restart explains the restart."""
+        found = self._guards.rows(key)
+        for kind, title in _SHAPE_TITLES.items():
+            own = [guard for guard in found if guard["kind"] == kind]
+            if own:
+                yield f"<h2>{title}</h2>"
+                heads = ("Attempt", "Symbol", "Expression", "Value", "Source", "Reason", "Where")
+                names = ("attempt", "symbol", "expression", "value", "source", "reason")
+                yield _table(heads, [(*(guard[name] for name in names), _place(guard)) for guard in own])
+
+    def _links(self, output: Output) -> Iterator[str]:
+        items, here = self._items(output.label), self._places[id(output)]
+        before, behind = items[max(0, here - _MAX_LINKS) : here], items[here + 1 : here + _MAX_LINKS]
+        yield "<h2>Files of this compilation</h2>\n<ul>" + "".join(before) + "".join(behind) + "</ul>"
+        n_left = len(items) - 1 - len(before) - len(behind)
+        if n_left:
+            yield f"<p>{n_left:,} more are in the report's index.</p>"
+
+
+_SHAPE_TITLES = {
+    "specialization": "Symbolic shapes that became constants",
+    "guard": "Guards on symbolic shapes",
+    "symbol": "Symbols",
+}
+
+
+class _Lookup:
+    """The rows of a table by log and compile id."""
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self._table = trace.table(name)
+        self._places: dict[Key, Array] = {}
+        column = self._table.text("compile_id")
+        keys = self._table.array("file_id").astype(np.int64) * (len(column.values) + 1) + column.codes
+        order = np.argsort(keys, kind="stable")
+        for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
+            first = int(group[0])
+            self._places[int(self._table.array("file_id")[first]), column[first]] = group
+
+    def rows(self, key: Key) -> list[Row]:
+        if not key[1] or key not in self._places:
+            return []
+        return list(self._table.take(self._places[key]).rows())
+
+
+def _decoded(header: bytes, kind: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(header).get(kind)
+    except NOT_JSON:
+        value = _leniently_decoded(header, kind)
+    return value if isinstance(value, dict) else {"value": value}
+
+
+def _leniently_decoded(header: bytes, kind: str) -> Any:
+    """Python's own writer lets NaN and lone surrogates through; what is worse than that is shown as it is."""
+    shown = header.decode("utf-8", "replace")
+    try:
+        return json.loads(shown).get(kind)
+    except (ValueError, RecursionError):
+        return shown
+
+
+def _said_first(metrics: dict[str, Any]) -> Iterator[str]:
+    """What one opens the page for: what was it, how long did it take, did it work."""
+    if metrics.get("co_name"):
+        place = f"{metrics.get('co_filename') or ''}:{metrics.get('co_firstlineno') or ''}".strip(":")
+        yield f"<p><code>{text(metrics['co_name'])}</code> at <code>{text(place)}</code>{_took(metrics)}</p>"
+    if metrics.get("fail_type"):
+        yield f"<p><strong>It failed: {text(metrics['fail_type'])}</strong></p>"
+        yield f"<pre>{text(metrics.get('fail_reason') or 'No reason was logged.')}</pre>"
+    reasons = [reason for reason in metrics.get("restart_reasons") or () if str(reason).strip()]
+    if reasons:
+        times = "once" if len(reasons) == 1 else f"{len(reasons):,} times"
+        yield f"<p><strong>Tracing began anew {times}</strong></p>"
+        yield from (f"<pre>{text(reason)}</pre>" for reason in reasons)
+
+
+def _took(metrics: dict[str, Any]) -> str:
+    for name, scale in (("duration_us", 1_000), ("entire_frame_compile_time_s", 1_000_000_000)):
+        value = metrics.get(name)
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            return f", {format_duration(int(value * scale))}"
+    return ""
+
+
+class _Field(NamedTuple):
+    """What a field's name alone tells of it."""
+
+    group: str
+    opening: str
+    scale: int  # nanoseconds per unit; 0 when it is no duration
+
+
+@lru_cache(maxsize=1000)
+def _field(name: str) -> _Field:
+    group = next(title for title, pattern in _PATTERNS if pattern.match(name))
+    unit = None if _MOMENT.match(name) else _UNIT.search(name)
+    return _Field(group, f"<tr><th>{text(name)}</th><td>", _UNITS[unit.group(1)] if unit else 0)
+
+
+def _field_tables(metrics: dict[str, Any], long_value: Callable[[str], str]) -> Iterator[str]:
+    groups: dict[str, list[str]] = {name: [] for name, _ in _GROUPS}
+    absent = []
+    for name, value in metrics.items():
+        if value is None:
+            absent.append(name)
+        else:
+            field = _field(name)
+            if isinstance(value, (int, float)):
+                cell = _number(value, field.scale)
+            else:
+                shown = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+                cell = f"<code>{text(shown)}</code>" if len(shown) <= _LONG else long_value(shown)
+            groups[field.group].append(f"{field.opening}{cell}</td></tr>")
+    for title, rows in groups.items():
+        if rows:
+            yield f'<h2>{title}</h2>\n<div class="wide"><table><tbody>{"".join(rows)}</tbody></table></div>'
+    if absent:
+        yield f"<p>Fields without a value: {text(', '.join(absent))}</p>"
+
+
+def _number(value: float, scale: int) -> str:
+    if scale and math.isfinite(value) and not isinstance(value, bool):
+        return f'{format_duration(int(value * scale))} <span class="faint">{value}</span>'
+    return str(value)
+
+
+def _folded(shown: str) -> str:
+    escaped = text_bytes(_laid_out(shown).encode("utf-8", "replace")).decode()
+    return f"<details><summary>{len(shown):,} characters</summary><pre>{escaped}</pre></details>"
+
+
+def _laid_out(value: str) -> str:
+    try:
+        return msgspec.json.format(value, indent=2)
+    except NOT_JSON:
+        return value
+
+
+def _table(heads: Sequence[str], rows: Sequence[tuple[object, ...]]) -> str:
+    top = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    distinct = list(dict.fromkeys(rows))
+    shown = distinct[:_MAX_ROWS]
+    lines = ("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in shown)
+    more = f"<p>{len(distinct) - len(shown):,} more are in raw.jsonl.</p>" if len(shown) < len(distinct) else ""
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>{more}'
+
+
+def _place(row: Row) -> str:
+    if not row["file"]:
+        return ""
+    return f"{row['file']}:{row['line']}" + (f" in {row['function']}" if row["function"] else "")
+
+
+def _link(output: Output) -> str:
+    target = link_target(output, "../")
+    name = f"{output.name} {output.suffix}".rstrip()
+    linked = f'<a href="{text(target)}">{text(name)}</a>' if target else text(name)
+    if output.readable:
+        twin = link_target(output._replace(path=output.readable), "../")
+        return f'{linked} (<a href="{text(twin)}">readable</a>)'
+    return linked

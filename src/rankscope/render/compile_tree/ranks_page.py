@@ -1,0 +1,232 @@
+"""index.html above the reports of several ranks: the verdict, the odd ranks and what they did, then each rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rankscope.model.finding import Report, count_noun, format_duration, format_ranks, ranks_phrase
+from rankscope.model.rank_groups import Aspect, RankGroup, compile_runs, graph_estimates, rank_groups
+from rankscope.model.tables import Trace
+from rankscope.render.compile_tree.finding_cards import Cards, skipped_checks
+from rankscope.render.compile_tree.listing import Column, Later, blocks, cell, link, n_bytes_phrase, row, table
+from rankscope.render.compile_tree.outputs import RankTree, TreeOptions
+from rankscope.render.compile_tree.page_data import RankView, Totals, code_by_line, compilations_of, totals_of
+from rankscope.render.compile_tree.ranks_files import write_shared_files
+from rankscope.render.compile_tree.ranks_words import WORDS, alike_phrase, difference_phrase, steps_phrase
+from rankscope.render.html import page, text
+
+STYLES = ("page.css", "compile.css")
+SCRIPTS = ("compile.js",)
+FINDINGS_SHOWN = 50
+_FILES = {
+    "chromium_events.json": "what every rank's compiler did and when, a process per rank: open it in ui.perfetto.dev",
+    "collective_schedules.json": "the collectives of each compiled graph, in order",
+    "runtime_estimations.json": "how long the compiler expects each operation to take",
+    "chromium_trace_with_runtime.json": "the same as a timeline, a process per rank and a thread per graph",
+    "graph_execution_order.json": "the order in which each rank ran its graphs",
+}
+
+
+class RankRow(NamedTuple):
+    tree: RankTree
+    totals: Totals
+    places: dict[str, str]  # compile id -> function and line
+
+
+def write_ranks(trace: Trace, report: Report, folder: str, trees: Sequence[RankTree], options: TreeOptions) -> None:
+    """Written after the ranks' own reports, which it links."""
+    names = write_shared_files(trace, folder, trees)
+    body = _Landing(trace, report, trees, options).body(Path(folder), names)
+    content = page(_title(trees), body, STYLES, SCRIPTS)
+    Path(folder, "index.html").write_text(content, encoding="utf-8", errors="replace", newline="\n")
+
+
+def _title(trees: Sequence[RankTree]) -> str:
+    return f"torch.compile on {count_noun(len(trees), 'rank')}"
+
+
+class _Landing:
+    """One run of the job. Ranks are compared within it and with no other."""
+
+    def __init__(self, trace: Trace, report: Report, trees: Sequence[RankTree], options: TreeOptions) -> None:
+        self.trace, self.report, self.trees, self.options = trace, report, trees, options
+        self.later = Later()
+        self.lines: dict[tuple[str, int], str] = {}
+        self.rows = [self._rank_row(tree) for tree in trees]
+        own = {file_id for tree in trees for file_id in tree.file_ids}
+        self.logs = [log for log in trace.table("compile_logs").rows() if log["file_id"] in own]
+        self.run = max((log["run"] for log in self.logs), default=0)
+        self.ranks = compile_runs(trace).get(self.run, ())
+        self.groups = {aspect: rank_groups(trace, self.run, aspect) for aspect in WORDS}
+
+    def _rank_row(self, tree: RankTree) -> RankRow:
+        view = RankView(self.trace, tree)
+        self.lines |= code_by_line(view)
+        compilations = compilations_of(view)
+        places = {
+            each.key[1]: f"{each.label}" + (f" ({each.function}, {self._short(each.place)})" if each.place else "")
+            for each in compilations
+        }
+        return RankRow(tree, totals_of(view, compilations), places)
+
+    def _short(self, place: str) -> str:
+        base = self.options.base.rstrip(os.sep) + os.sep if self.options.base else ""
+        return place.removeprefix(base) if base else place
+
+    def body(self, folder: Path, names: Sequence[str]) -> Iterator[str]:
+        sections = [
+            ("findings", "Findings", self._findings()),
+            ("differences", "What the ranks did alike, and what not", self._differences()),
+            ("ranks", "Ranks", self._rank_table()),
+            ("estimates", "Expected run time of the graphs", self._estimates()),
+            ("files", "Files about all ranks", _file_list(folder, names)),
+        ]
+        places = "".join(f'<a href="#{anchor}">{anchor.capitalize()}</a>' for anchor, _, _ in sections)
+        search = '<input type="search" id="search" placeholder="Search" aria-label="Search this page">'
+        title = text(_title(self.trees))
+        yield f'<div class="bar"><span class="home"><b>{title}</b></span><nav>{places}</nav>{search}</div>'
+        yield "<main>" + self._verdict()
+        for anchor, title, content in sections:
+            yield f'<section id="{anchor}"><h2>{text(title)}<span class="hits"></span></h2>{content}</section>'
+        yield '<p id="nothing" hidden>Nothing on this page has all of these words.</p></main>'
+        yield self.later.script()
+
+    def _verdict(self) -> str:
+        totals = [each.totals for each in self.rows]
+        counts = [
+            count_noun(number, severity) for severity in ("error", "warning") if (number := self.report.count(severity))
+        ]
+        apart = self._apart()
+        said = " and ".join(counts) if counts else "Nothing to mend" if not apart else "Differences"
+        tiles = [
+            (f"{sum(own.n_compilations for own in totals):,}", "compilations", _failed(totals)),
+            (format_duration(sum(own.total_ns for own in totals)), "compile time, all ranks", _longest(totals)),
+            (f"{sum(own.n_recompilations for own in totals):,}", "recompilations", ""),
+            (f"{sum(own.n_breaks for own in totals):,}", "graph breaks", ""),
+            (f"{sum(own.n_hits for own in totals):,}", "cache hits", f"{sum(own.n_misses for own in totals):,} missed"),
+        ]
+        shown = "".join(
+            f'<div><dt><a href="#ranks">{noun}</a></dt><dd>{text(number)}<small>{text(detail)}</small></dd></div>'
+            for number, noun, detail in tiles
+        )
+        verdict = f"{said} on {count_noun(len(self.trees), 'rank')}{apart}"
+        return f'<p class="kicker">{self._kicker()}</p><h1>{text(verdict)}</h1><dl class="tiles">{shown}</dl>'
+
+    def _apart(self) -> str:
+        """Who is odd is told by counting; where no group is the largest, nobody is."""
+        split = [groups for groups in self.groups.values() if len(groups) > 1]
+        decided = [groups for groups in split if len(groups[0].ranks) > len(groups[1].ranks)]
+        odd = sorted({rank for groups in decided for group in groups[1:] for rank in group.ranks})
+        if odd:
+            return f"; {ranks_phrase(odd)} went a different way"
+        return "; they went different ways" if split else ""
+
+    def _kicker(self) -> str:
+        known = [f"ranks {format_ranks(self.ranks)}"] if self.ranks else []
+        n_unranked = sum(each.tree.rank < 0 for each in self.rows)
+        known += ["logs that tell no rank: compared with none"] * bool(n_unranked)
+        n_runs = len(set(self.trace.table("compile_logs").array("run").tolist()))
+        known += [f"run {self.run + 1} of {n_runs}, the others are left out"] * (n_runs > 1)
+        if cut := {log["rank"] for log in self.logs if log["is_cut"] and log["rank"] >= 0}:
+            known.append(f"cut off at its end: {ranks_phrase(cut)}")
+        return text(" · ".join(known))
+
+    def _findings(self) -> str:
+        cards = Cards(self.lines, self.options.meanings, self.options.base)
+        shown = [cards.card(number, finding) for number, finding in enumerate(self.report.findings, start=1)]
+        none = "" if shown else "<p>No rule found anything to mend.</p>"
+        return blocks(self.later, "cards", shown, FINDINGS_SHOWN) + none + skipped_checks(self.report.checks)
+
+    def _differences(self) -> str:
+        return "".join(self._difference(aspect, groups) for aspect, groups in self.groups.items())
+
+    def _difference(self, aspect: Aspect, groups: Sequence[RankGroup]) -> str:
+        words = WORDS[aspect]
+        title = f"<h3>{text(words.title)}</h3>"
+        if not groups:
+            return f'{title}<p class="faint">Not compared. {text(words.absent)}</p>'
+        if len(groups) == 1:
+            return f"{title}<p>{text(alike_phrase(aspect, groups[0], len(self.ranks)))}</p>"
+        said = {group.letter: difference_phrase(aspect, groups, group, self._place) for group in groups[1:]}
+        items = "".join(
+            f"<li><b>{group.letter}</b> {text(ranks_phrase(group.ranks))}, {text(steps_phrase(aspect, group))}"
+            + (f": {text(said[group.letter])}" if group.letter in said else "")
+            + "</li>"
+            for group in groups
+        )
+        return f"{title}<p>{text(words.harm)}</p><ul>{items}</ul>"
+
+    def _place(self, rank: int, compile_id: str) -> str:
+        own = next((each for each in self.rows if each.tree.rank == rank), None)
+        return own.places.get(compile_id, f"[{compile_id}]") if own else f"[{compile_id}]"
+
+    def _rank_table(self) -> str:
+        split = [aspect for aspect, groups in self.groups.items() if len(groups) > 1]
+        letters = {
+            aspect: {rank: group.letter for group in self.groups[aspect] for rank in group.ranks} for aspect in split
+        }
+        names = ("Compilations", "Compile time", "Recompilations", "Graph breaks", "Cache hits", "Cache misses")
+        columns = [Column("Rank", is_number=True), *(Column(name, is_number=True) for name in names)]
+        columns += [Column(WORDS[aspect].short, help="Ranks with the same letter did the same.") for aspect in split]
+        rows = []
+        for each in self.rows:
+            own, rank = each.totals, each.tree.rank
+            name = str(rank) if rank >= 0 else "unknown"
+            counts = (own.n_recompilations, own.n_breaks, own.n_hits, own.n_misses)
+            cells = [
+                cell(link(f"{each.tree.folder}/index.html", name), rank),
+                cell(f"{own.n_compilations:,}", own.n_compilations),
+                cell(text(format_duration(own.total_ns)), own.total_ns),
+                *(cell(f"{number:,}", number) for number in counts),
+                *(cell(text(letters[aspect].get(rank, ""))) for aspect in split),
+            ]
+            rows.append(row(cells))
+        return table(self.later, "ranks", columns, rows)
+
+    def _estimates(self) -> str:
+        graphs = graph_estimates(self.trace, self.run)
+        if not graphs:
+            return f'<p class="faint">Not compared. {text(WORDS["tensors"].absent)}</p>'
+        columns = [Column("Graph")]
+        columns += [Column(name, is_number=True) for name in ("Ranks", "Fastest", "Rank", "Slowest", "Rank", "Apart")]
+        rows = [
+            row(
+                [
+                    cell(text(self._place(graph.slowest_rank, graph.compile_id))),
+                    cell(str(graph.n_ranks), graph.n_ranks),
+                    cell(_milliseconds(graph.fastest_ns), graph.fastest_ns),
+                    cell(str(graph.fastest_rank), graph.fastest_rank),
+                    cell(_milliseconds(graph.slowest_ns), graph.slowest_ns),
+                    cell(str(graph.slowest_rank), graph.slowest_rank),
+                    cell(_milliseconds(graph.slowest_ns - graph.fastest_ns), graph.slowest_ns - graph.fastest_ns),
+                ]
+            )
+            for graph in graphs
+        ]
+        about = "<p>What the compiler expects, not what was measured. Fast ranks wait for slow ones.</p>"
+        return about + table(self.later, "estimates", columns, rows)
+
+
+def _failed(totals: Sequence[Totals]) -> str:
+    n_failed = sum(own.n_failed for own in totals)
+    return f"{n_failed:,} failed" if n_failed else ""
+
+
+def _longest(totals: Sequence[Totals]) -> str:
+    return f"up to {format_duration(max(own.total_ns for own in totals))}" if len(totals) > 1 else ""
+
+
+def _milliseconds(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e6:.3f} ms"
+
+
+def _file_list(folder: Path, names: Sequence[str]) -> str:
+    items = "".join(
+        f"<li>{link(name, f'<code>{name}</code>')} "
+        f'<span class="faint">{n_bytes_phrase(os.path.getsize(folder / name))}</span>: {text(_FILES[name])}</li>'
+        for name in names
+    )
+    return f"<ul>{items}</ul>"

@@ -1,0 +1,78 @@
+"""The pages around a single payload: generated code, guards, sources of generated functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rankscope.render.compile_tree.outputs import NOT_JSON
+from rankscope.render.html import page, page_frame, text, text_bytes
+
+BACK = '<p><a href="../index.html">All of the report</a></p>'
+_CPP_SIGNS = (b"#include", b"extern ", b"//", b"/*")
+
+
+def code_page(title: str, code: bytes) -> bytes:
+    """The browser colours it: that is where tlparse spends nine tenths of its time."""
+    before, behind = page_frame(title, ("page.css", "code.css"), ("code.js",))
+    language = b"cpp" if code.lstrip().startswith(_CPP_SIGNS) else b"python"
+    head = f"{before}{BACK}<h1>{text(title)}</h1>\n".encode("utf-8", "replace")
+    # A newline directly behind <pre> is not part of the text.
+    opening = b'<pre class="code" data-language="' + language + b'">\n'
+    return b"".join((head, opening, text_bytes(code), b"</pre>\n", behind.encode()))
+
+
+def source_page(name: str, source: bytes) -> bytes:
+    """Source that exists in no file. Stacks point at its lines: #L12."""
+    lines = source.decode("utf-8", "replace").split("\n")
+    numbered = "\n".join(
+        f'<span class="line" id="L{number}" data-n="{number}">{text(line)}</span>'
+        for number, line in enumerate(lines, start=1)
+    )
+    # The line's element is a block, so the newlines between them must not be shown a second time.
+    body = [BACK, f"<h1>{text(name)}</h1>", '<pre class="code numbered">' + numbered.replace("\n", "") + "</pre>"]
+    return page(name, body, ("page.css", "code.css")).encode("utf-8", "replace")
+
+
+class Guard(msgspec.Struct):
+    code: Any = None
+    stack: Any = None
+    user_stack: Any = None
+
+
+def guards_page(label: str, payload: bytes) -> bytes:
+    """Each guard with the code that asked for it."""
+    title = f"Guards of {label}"
+    try:
+        guards = msgspec.json.decode(payload, type=list[Guard])
+    except NOT_JSON:
+        body = [BACK, f"<h1>{text(title)}</h1>", "<p>They are not logged as JSON; here they are as logged.</p>"]
+        return page(title, [*body, f"<pre>{text(payload.decode('utf-8', 'replace'))}</pre>"]).encode("utf-8", "replace")
+    items = "\n".join(f"<li>{_guard(guard)}</li>" for guard in guards)
+    body = [BACK, f"<h1>{text(title)}</h1>", f"<p>{len(guards):,} in all.</p>", f"<ol>{items}</ol>"]
+    return page(title, body).encode("utf-8", "replace")
+
+
+def _guard(guard: Guard) -> str:
+    stacks = [
+        f"<details><summary>{name}</summary><pre>{text(_frames(stack))}</pre></details>"
+        for name, stack in (("Your code", guard.user_stack), ("Stack", guard.stack))
+        if stack
+    ]
+    return f"<code>{text(guard.code)}</code>" + "".join(stacks)
+
+
+def _frames(stack: Any) -> str:
+    """File names are numbers where the log interns them; then the number is all that this record tells."""
+    if not isinstance(stack, Sequence) or isinstance(stack, str):
+        return str(stack)
+    lines = []
+    for frame in stack:
+        if isinstance(frame, dict):
+            place = f"{frame.get('filename')}:{frame.get('line')} in {frame.get('name')}"
+            lines.append(f"{place}\n    {frame['loc']}" if frame.get("loc") else place)
+        else:
+            lines.append(str(frame))
+    return "\n".join(lines)
