@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compile_log_building import TRAIN, USER_SITE, LogBuilder, Site, ids_of
 from rankscope.analyze import RULES
 from rankscope.model.tables import Trace
 from rankscope.pipeline import diagnose, load
 from rankscope.render.compile_tree.index_page import write_index
 from rankscope.render.compile_tree.outputs import TreeOptions, plan_ranks
 from rankscope.render.compile_tree.writer import write_tree
+from rankscope.simulate.compile_log import TRAIN, USER_SITE, LogBuilder, Site, ids_of
 
 FORWARD = Site(TRAIN, 30, "forward")
 LOSS = Site(TRAIN, 50, "loss")

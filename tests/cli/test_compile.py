@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from compile_log_building import TRAIN, LogBuilder
 from rankscope.cli import main
 from rankscope.commands.serving import report_server
+from rankscope.simulate.compile_log import TRAIN, LogBuilder
 
 SIZE_REASON = "{}: tensor 'x' size mismatch at index 0. expected {}, actual {}"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compile_log_building import TRAIN, LogBuilder
 from rankscope.cli import main
+from rankscope.simulate.compile_log import TRAIN, LogBuilder
 
 
 @pytest.fixture

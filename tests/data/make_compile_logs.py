@@ -9,7 +9,7 @@ import gzip
 from pathlib import Path
 from typing import Any
 
-from compile_log_building import TRAIN, LogBuilder, Site, ids_of, log_name
+from rankscope.simulate.compile_log import TRAIN, LogBuilder, Site, ids_of, log_name
 
 FOLDER = Path(__file__).parent / "compile_log"
 SIZE_CHANGED = "tensor 'x' size mismatch at index 0. expected 8, actual 12"

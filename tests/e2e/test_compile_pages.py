@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from compile_log_building import LogBuilder, ids_of
 from compile_page_building import HOSTILE, crowded_log, hostile_log, index_alone, job_log, report_of
 from rankscope.render.compile_tree.single_file import pack_folder
+from rankscope.simulate.compile_log import LogBuilder, ids_of
 
 pytestmark = pytest.mark.e2e
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from compile_log_building import LogBuilder, ids_of, log_name
 from rankscope.model.payloads import MappedLog, damaged_payloads, mapped_log, payloads, untabbed
 from rankscope.pipeline import load
+from rankscope.simulate.compile_log import LogBuilder, ids_of, log_name
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from compile_log_building import LogBuilder, ids_of, log_name
 from rankscope.model.code_collectives import collectives_parity
 from rankscope.model.rank_groups import (
     ASPECTS,
@@ -21,6 +20,7 @@ from rankscope.model.rank_groups import (
 )
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
+from rankscope.simulate.compile_log import LogBuilder, ids_of, log_name
 from read.compile_log_reading import load_logs
 
 PREFIX = "torch.ops._c10d_functional."

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compile_log_building import LogBuilder
 from rankscope.errors import BadFileError
 from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import Table, Trace
@@ -15,6 +14,7 @@ from rankscope.pipeline import load
 from rankscope.read import compile_log
 from rankscope.read.cache import entry_name
 from rankscope.read.files import Source, name_source
+from rankscope.simulate.compile_log import LogBuilder
 
 Row = dict[str, Any]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from compile_log_building import TRAIN, LogBuilder, Site, checksum, ids_of, log_name
 from rankscope.model.payloads import damaged_payloads
 from rankscope.pipeline import load
 from rankscope.read.compile_log import rank_of_name, sniff
+from rankscope.simulate.compile_log import TRAIN, LogBuilder, Site, checksum, ids_of, log_name
 from read.compile_log_reading import load_logs, payload_of, read_tables, records_of, rows_of, the_file, the_log
 
 # All that torch 2.13 can write, and what older versions wrote.

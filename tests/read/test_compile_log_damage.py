@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from compile_log_building import TRAIN, LogBuilder, Site, ids_of, log_name
 from rankscope.errors import InputError
 from rankscope.model.payloads import damaged_payloads
 from rankscope.pipeline import diagnose, load
+from rankscope.simulate.compile_log import TRAIN, LogBuilder, Site, ids_of, log_name
 from read.compile_log_reading import load_logs, payload_of, records_of, refusal, rows_of, the_file, the_log
 
 GUARD = "tensor 'x' size mismatch at index 0. expected 8, actual 12"

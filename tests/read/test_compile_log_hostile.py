@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compile_log_building import LogBuilder, ids_of
+from rankscope.simulate.compile_log import LogBuilder, ids_of
 from read.cage import diagnose_caged
 
 pytestmark = pytest.mark.slow

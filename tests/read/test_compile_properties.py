@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from compile_log_building import LogBuilder, checksum, log_name
 from rankscope.model.payloads import MappedLog
 from rankscope.model.tables import Table
+from rankscope.simulate.compile_log import LogBuilder, checksum, log_name
 from read.compile_log_reading import read_tables, refusal
 
 pytestmark = pytest.mark.slow

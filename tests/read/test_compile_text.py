@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from compile_log_building import BREAK, TRAIN
 from rankscope.read.compile_tables import error_columns
 from rankscope.read.compile_text import classify_guard, parse_graph_break, parse_recompile_reasons, traceback_frames
+from rankscope.simulate.compile_log import BREAK, TRAIN
 
 Row = dict[str, Any]
 
@@ -185,15 +185,15 @@ def test_a_comment_without_a_place_is_no_part_of_the_guard() -> None:
 
 def test_the_stack_tells_the_whole_path_where_the_comment_shortens_it() -> None:
     row = only_reason(
-        "0/0: mode == 'down'          # return x * times  # rk/job/train.py:43 in scaled\n"
+        "0/0: mode == 'down'          # return x * times  # me/job/train.py:43 in scaled\n"
         "User stack trace:\n"
-        '  File "/work/job/train.py", line 43, in scaled\n'
+        '  File "/home/job/train.py", line 43, in scaled\n'
         "    return x * times\n"
         '  File "/site-packages/torch/_dynamo/polyfills/builtins.py", line 63, in sum\n'
         "    return functools.reduce(operator.add, iterable, start)\n"
     )
 
-    assert (row["file"], row["line"], row["function"]) == ("/work/job/train.py", 43, "scaled")
+    assert (row["file"], row["line"], row["function"]) == ("/home/job/train.py", 43, "scaled")
     assert (row["guard"], row["code"]) == ("mode == 'down'", "return x * times")
 
 

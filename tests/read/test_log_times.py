@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from compile_log_building import LogBuilder, log_name
 from rankscope.model.tables import MISSING
 from rankscope.read.log_times import LineClock
+from rankscope.simulate.compile_log import LogBuilder, log_name
 from read.compile_log_reading import read_tables
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from compile_log_building import LogBuilder, Site, log_name
 from rankscope.model.payloads import damaged_payloads
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
+from rankscope.simulate.compile_log import LogBuilder, Site, log_name
 from read.compile_log_reading import payload_of, records_of, refusal, rows_of, the_file
 
 

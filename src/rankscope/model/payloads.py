@@ -22,19 +22,29 @@ class MappedLog:
             # An empty file cannot be mapped.
             self.data: mmap.mmap | bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.n_bytes else b""
         self._n_touched = 0
+        self._since = 0
 
     def header(self, row: Mapping[str, Any]) -> bytes:
         """The JSON of a row of compile_records."""
         return self._slice(row["header_start"], row["n_header_bytes"])
 
     def payload(self, row: Mapping[str, Any]) -> bytes:
-        """The payload of a row of compile_records, as it was before torch put a tab before each line."""
-        return untabbed(self._slice(row["payload_start"], row["n_payload_bytes"]))
+        """The payload of a row of compile_records, as it was before torch put a tab before each line.
+
+        A log whose header lines end with CRLF was converted on its way: its payloads were written without.
+        """
+        start = row["payload_start"]
+        payload = untabbed(self._slice(start, row["n_payload_bytes"]))
+        if self.data[start - 2 : start] == b"\r\n":
+            return payload.replace(b"\r\n", b"\n").removesuffix(b"\r")
+        return payload
 
     def _slice(self, start: int, length: int) -> bytes:
         self._n_touched += length
-        if self._n_touched > _KEEP_BYTES:
+        # The system maps more around each slice than was asked for: the distance counts as well.
+        if self._n_touched > _KEEP_BYTES or abs(start - self._since) > _KEEP_BYTES:
             self.give_back()
+            self._since = start
         return self.data[start : start + length]
 
     def give_back(self, start: int = 0, length: int | None = None) -> None:
@@ -48,7 +58,8 @@ def untabbed(raw: bytes) -> bytes:
     """`\\tfirst\\n\\tsecond\\n` -> `first\\nsecond`. Lines without even a tab were put in by what carried the log."""
     if b"\n\n" in raw:
         raw = re.sub(rb"\n{2,}", b"\n", raw)
-    return raw[1:].removesuffix(b"\n").replace(b"\n\t", b"\n")
+    plain = raw.replace(b"\n\t", b"\n")
+    return plain[1 : len(plain) - plain.endswith(b"\n")]
 
 
 def mapped_log(trace: Trace, file_id: int) -> MappedLog:

@@ -27,6 +27,7 @@ _DECODER = msgspec.json.Decoder(PhaseEvent)
 # The last keys of an event, of the outermost object since nothing but its end follows.
 _PLACE = re.compile(rb'"tid": 0,\s+"pid": 0(?=(?:,\s+"s": "[a-z]")?\s+\}\s*\Z)')
 _MAX_TAIL = 64
+_USUAL_TAIL = b'"tid": 0,\n\t"pid": 0\n\t}\n'
 
 
 def phase_event(payload: bytes) -> PhaseEvent | None:
@@ -47,8 +48,11 @@ def event_on_track(payload: bytes, pid: int, tid: int, changes: Mapping[str, Any
 
     Its bytes are copied, since some have thousands of arguments; only what torch would not write is decoded.
     """
-    place = _PLACE.search(payload, max(len(payload) - _MAX_TAIL, 0)) if not changes and payload.isascii() else None
-    if place and b"NaN" not in payload and b"Infinity" not in payload:
+    is_plain = not changes and payload.isascii() and b"NaN" not in payload and b"Infinity" not in payload
+    if is_plain and payload.endswith(_USUAL_TAIL):
+        return b'%b"tid": %d, "pid": %d}' % (payload[1 : -len(_USUAL_TAIL)], tid, pid)
+    place = _PLACE.search(payload, max(len(payload) - _MAX_TAIL, 0)) if is_plain else None
+    if place:
         return b'%b"tid": %d, "pid": %d%b' % (payload[1 : place.start()], tid, pid, payload[place.end() :].rstrip())
     return msgspec.json.encode(_lenient(payload) | {"pid": pid, "tid": tid} | dict(changes or {}))
 

@@ -51,7 +51,7 @@ _BREAK_AT = re.compile(
 # Up to torch 2.4 the reason stands before the traceback: `Graph break: REASON from user code at:`.
 _OLD_BREAK = re.compile(r"\AGraph break: (?P<reason>.*?) ?from user code at:\s*$(?P<frames>.*)", re.M | re.S)
 _BREAK_REASON = re.compile(r"^(?:Graph Break Reason|Reason):[ \t]*(?P<reason>.*)$", re.M)
-_BREAK_URL = re.compile(r"https?://\S*/(?P<id>gb\d+)\.html")
+_BREAK_URL = re.compile(r"https?://[^\s:]{0,200}/(?P<id>gb\d+)\.html")
 _BREAK_ENDS = ("User code traceback:", "Traceback (most recent call last):", "Stack variable source attribution:")
 
 
@@ -114,7 +114,8 @@ _SIZE = re.compile(
 )
 _SIZE_CAUSES = {"requires_grad": "gradient", "dispatch key set": "state", "Tensor device index": "device"}
 _PLACE = re.compile(r"# (?P<file>[^\s#]+):(?P<line>\d+) in (?P<function>[^(\n]+)")
-_HINT = re.compile(r"\s*\(HINT: (?P<hint>.*)\)\s*$", re.S)
+_HINT = "(HINT: "
+_MAX_GUARD = 4096  # characters: patterns below may go over a text more than once
 _EQUAL = re.compile(r"^(?P<left>.+?) (?:==|!=|is) (?P<right>.+)$", re.S)
 _CALL = re.compile(r"^_{2,3}\w+\((?P<subject>[^,()]+)[,)]|^len\((?P<counted>[^()]+)\)")
 _CAUSES = (
@@ -161,10 +162,9 @@ def _recompile_reason(reason: str) -> Row:
     row: Row = {"against": against["id"] if against else ""}
     body = reason[against.end() :] if against else reason
     guard, _, stack = body.partition("\nUser stack trace:")
-    hint = _HINT.search(guard)
+    guard, _, hint = guard[:_MAX_GUARD].partition(_HINT)
     if hint:
-        guard = guard[: hint.start()]
-        row["hint"] = hint["hint"]
+        row["hint"] = hint.rstrip().removesuffix(")")
     guard, remark, told = guard.partition("  # ")  # the line of code and its place, or a remark on the guard
     place = _PLACE.search(told)
     if place:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from compile_log_building import LogBuilder, Site
 from rankscope import pipeline
 from rankscope.analyze.compile.compare import compare_runs
 from rankscope.model.compile_changes import CompileChanges
 from rankscope.render.compile_changes import change_lines
+from rankscope.simulate.compile_log import LogBuilder, Site
 
 FILE = "/old/model.py"
 SIZE = "0/0: tensor 'x' size mismatch at index 0. expected 8, actual 12"

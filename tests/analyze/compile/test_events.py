@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compile_log_building import LogBuilder, ids_of
 from rankscope.model.tables import MISSING
+from rankscope.simulate.compile_log import LogBuilder, ids_of
 from read.compile_log_reading import Row, load_logs, rows_of
 
 START_US = 1_794_809_954_349_966

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compile_log_building import TRAIN, LogBuilder, ids_of
 from rankscope.analyze.compile.graphs import normalised_graph
+from rankscope.simulate.compile_log import TRAIN, LogBuilder, ids_of
 from read.compile_log_reading import load_logs, rows_of
 
 GRAPH = """\

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from compile_log_building import TRAIN, LogBuilder, Site
 from rankscope import pipeline
 from rankscope.analyze import RULES
 from rankscope.model.finding import Finding
+from rankscope.simulate.compile_log import TRAIN, LogBuilder, Site
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "compile_logs"
 needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the sample logs are not here")

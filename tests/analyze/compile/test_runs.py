@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from compile_log_building import TRAIN, LogBuilder, Site, ids_of, log_name
 from rankscope.analyze.compile.runs import runs_of
 from rankscope.model.tables import MISSING, Trace
 from rankscope.pipeline import load
+from rankscope.simulate.compile_log import TRAIN, LogBuilder, Site, ids_of, log_name
 
 Row = dict[str, Any]
 SECOND = 10**9

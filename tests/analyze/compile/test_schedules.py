@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compile_log_building import LogBuilder, ids_of
 from rankscope.model.tables import MISSING
+from rankscope.simulate.compile_log import LogBuilder, ids_of
 from read.compile_log_reading import load_logs, rows_of
 
 REDUCE = "torch.ops._c10d_functional.all_reduce_.default"

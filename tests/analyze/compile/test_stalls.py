@@ -11,11 +11,11 @@ import pytest
 
 from analyze import building, comm_jobs
 from analyze.device_tables import EPOCH_NS, findings, step, trace_of
-from compile_log_building import LogBuilder
 from rankscope import pipeline
 from rankscope.model.finding import Finding
 from rankscope.model.tables import Table, Trace
 from rankscope.simulate import Fault, JobSpec, Mesh, simulate
+from rankscope.simulate.compile_log import LogBuilder
 
 SECOND_MS = 1000
 SECOND_US = 1_000_000

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from compile_log_building import LogBuilder, Site
 from rankscope.model.tables import Trace
 from rankscope.pipeline import diagnose, load
 from rankscope.render.compile_tree.export_page import write_export
 from rankscope.render.compile_tree.outputs import TreeOptions
+from rankscope.simulate.compile_log import LogBuilder, Site
 from read.compile_log_reading import load_logs
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "compile_logs"

@@ -10,7 +10,6 @@ from urllib.parse import unquote
 
 import pytest
 
-from compile_log_building import TRAIN, USER_SITE, LogBuilder, Site
 from compile_page_building import HOSTILE, crowded_log, hostile_log, index_alone, job_log, report_of
 from rankscope.render.compile_tree.listing import (
     Column,
@@ -23,6 +22,7 @@ from rankscope.render.compile_tree.listing import (
     without_empty,
 )
 from rankscope.render.html import asset
+from rankscope.simulate.compile_log import TRAIN, USER_SITE, LogBuilder, Site
 
 
 class Elements(HTMLParser):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from compile_log_building import LogBuilder, ids_of
 from rankscope.pipeline import load
 from rankscope.render.compile_tree.outputs import (
     Output,
@@ -18,6 +17,7 @@ from rankscope.render.compile_tree.outputs import (
     records_of,
     safe_name,
 )
+from rankscope.simulate.compile_log import LogBuilder, ids_of
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "compile_logs"
 DEFAULTS = TreeOptions()

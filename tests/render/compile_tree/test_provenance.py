@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from compile_log_building import LogBuilder, ids_of
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
 from rankscope.render.compile_tree.outputs import TreeOptions, plan_outputs, records_of
 from rankscope.render.compile_tree.provenance import graphs_of, readable_stack_traces, write_provenance
 from rankscope.render.compile_tree.provenance_lines import Graph, line_mappings
+from rankscope.simulate.compile_log import LogBuilder, ids_of
 from read.compile_log_reading import load_logs
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "compile_logs"

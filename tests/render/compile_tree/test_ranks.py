@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from compile_log_building import TRAIN, LogBuilder, Site, ids_of, log_name
 from rankscope.pipeline import diagnose, load
 from rankscope.render.compile_tree.outputs import TreeOptions, plan_ranks
 from rankscope.render.compile_tree.ranks_files import write_parity
 from rankscope.render.compile_tree.ranks_page import write_ranks
+from rankscope.simulate.compile_log import TRAIN, LogBuilder, Site, ids_of, log_name
 from read.compile_log_reading import rows_of
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "compile_logs"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from compile_log_building import LogBuilder, ids_of
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
 from rankscope.render.compile_tree.timeline import write_chromium_events
+from rankscope.simulate.compile_log import LogBuilder, ids_of
 from read.compile_log_reading import load_logs
 
 START_US = 1_794_809_954_349_966

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from compile_log_building import TRAIN, USER_SITE, LogBuilder, ids_of
 from rankscope.pipeline import diagnose, load
 from rankscope.render.compile_tree.outputs import TreeOptions
 from rankscope.render.compile_tree.writer import write_tree
+from rankscope.simulate.compile_log import TRAIN, USER_SITE, LogBuilder, ids_of
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "compile_logs"
 needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the sample logs are not here")
@@ -336,6 +336,23 @@ def test_two_logs_of_a_rank_are_one_tree(tmp_path: Path) -> None:
     assert (tree / "-_0_0_0/dynamo_output_graph_2.txt").read_text() == "2"
     assert (tree / "raw.log").read_bytes() == b"".join(log.content() for log in logs)
     assert sum("string_table" in record for record in raw_records(tree)) == 2
+
+
+def test_a_stream_that_two_ranks_wrote_to_is_two_trees(tmp_path: Path) -> None:
+    lines = []
+    for rank in (0, 1):
+        log = LogBuilder(rank).start("0/0", [USER_SITE._replace(function=f"step{rank}")]).graph(text=f"graph {rank}")
+        lines += [f"[rank{rank}]:{line}\n" for line in log.metrics(co_name=f"f{rank}").content().decode().splitlines()]
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "job.log").write_text("".join(lines))
+    tree = tree_of(tmp_path / "logs", tmp_path)
+    for rank in (0, 1):
+        own = tree / f"rank_{rank}"
+        assert (own / "-_0_0_0/dynamo_output_graph_0.txt").read_text() == f"graph {rank}"
+        html = page(own, "compilation_metrics")
+        assert f"in step{rank}" in html
+        assert f"in step{1 - rank}" not in html
+        assert len(raw_records(own)) == 4
 
 
 def test_the_same_log_gives_the_same_files(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rankscope.model.finding import count_noun
-from rankscope.model.tables import Trace
-from rankscope.render.compile_tree.outputs import RankTree, Row, link_target
+from rankscope.model.tables import Array, Table, Trace
+from rankscope.render.compile_tree.outputs import RankTree, Row, link_target, tree_records
 from rankscope.render.html import page, text
 
-Key = tuple[int, str]  # log and compile id
+Key = tuple[int, int, str]  # log, rank and compile id
 
 
 class _Trouble(NamedTuple):
@@ -24,10 +26,10 @@ def failures_page(trace: Trace, tree: RankTree) -> bytes:
     pages = {(own.row["file_id"], own.row["record"]): own for own in tree.outputs if own.how.endswith("metrics")}
     breaks, errors = _grouped(trace, "graph_breaks"), _grouped(trace, "compile_errors")
     rows = []
-    for made in trace.table("compilations").rows():
-        if made["file_id"] not in tree.file_ids:
-            continue
-        key = (made["file_id"], made["compile_id"])
+    compilations = trace.table("compilations")
+    is_own = np.isin(_record_keys(compilations), _record_keys(tree_records(trace, tree)))
+    for made in compilations.take(np.flatnonzero(is_own)).rows():
+        key = (made["file_id"], made["rank"], made["compile_id"])
         shown = pages.get((made["file_id"], made["record"]))
         name = shown.label if shown else f"[{made['compile_id']}]"
         linked = f'<a href="{text(link_target(shown))}">{text(name)}</a>' if shown else text(name)
@@ -79,8 +81,13 @@ def _reasons(logged: str) -> list[str]:
 def _grouped(trace: Trace, table: str) -> dict[Key, list[Row]]:
     groups: dict[Key, list[Row]] = {}
     for row in trace.table(table).rows():
-        groups.setdefault((row["file_id"], row["compile_id"]), []).append(row)
+        groups.setdefault((row["file_id"], row["rank"], row["compile_id"]), []).append(row)
     return groups
+
+
+def _record_keys(table: Table) -> Array:
+    """Log and record in one number."""
+    return table.array("file_id").astype(np.int64) << 32 | table.array("record")
 
 
 def _place(file: str, line: int, function: str) -> str:

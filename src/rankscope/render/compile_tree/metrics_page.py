@@ -45,7 +45,7 @@ _TITLES = {
     "bwd_compilation_metrics_runtime": "Work at the first backward run of compilation",
 }
 
-Key = tuple[int, str]  # log and compile id
+Key = tuple[int, int, str]  # log, rank and compile id: several ranks may have written to one stream
 
 
 class MetricsPages:
@@ -68,7 +68,7 @@ class MetricsPages:
         header = mapped_log(self._trace, row["file_id"]).header(row)
         metrics = _decoded(header, row["kind"])
         title = f"{_TITLES[row['kind']]} {output.label}"
-        why, where = self._origin((row["file_id"], row["compile_id"]))
+        why, where = self._origin((row["file_id"], row["rank"], row["compile_id"]))
         fields = _field_tables(metrics, partial(self._long_value, output))
         body = [BACK, f"<h1>{text(title)}</h1>", *_said_first(metrics), why, *fields, where]
         return page(title, [*body, *self._links(output)]).encode("utf-8", "replace")
@@ -134,14 +134,15 @@ class _Lookup:
         self._table = trace.table(name)
         self._places: dict[Key, Array] = {}
         column = self._table.text("compile_id")
-        keys = self._table.array("file_id").astype(np.int64) * (len(column.values) + 1) + column.codes
-        order = np.argsort(keys, kind="stable")
-        for group in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
+        files, ranks, codes = self._table.array("file_id"), self._table.array("rank"), column.codes
+        order = np.lexsort((codes, ranks, files))
+        changes = [np.diff(values[order].astype(np.int64)) != 0 for values in (files, ranks, codes)]
+        for group in np.split(order, np.flatnonzero(np.any(changes, axis=0)) + 1) if len(order) else ():
             first = int(group[0])
-            self._places[int(self._table.array("file_id")[first]), column[first]] = group
+            self._places[int(files[first]), int(ranks[first]), column[first]] = group
 
     def rows(self, key: Key) -> list[Row]:
-        if not key[1] or key not in self._places:
+        if not key[2] or key not in self._places:
             return []
         return list(self._table.take(self._places[key]).rows())
 

@@ -102,27 +102,48 @@ def plan_ranks(trace: Trace, options: TreeOptions) -> list[RankTree]:
     trees = []
     for rank, file_ids in by_rank.items():
         folder = f"rank_{rank if rank >= 0 else 'unknown'}" if in_folders else ""
-        trees.append(RankTree(rank, folder, file_ids, plan_outputs(trace, records_of(trace, file_ids), options)))
+        tree = RankTree(rank, folder, file_ids, [])
+        trees.append(tree._replace(outputs=plan_outputs(trace, tree_records(trace, tree), options)))
     return trees
 
 
 def records_of(trace: Trace, file_ids: Iterable[int]) -> Table:
     """The records of these logs, in the order of the logs as given."""
     records = trace.table("compile_records")
-    files = records.array("file_id")
-    return records.take(np.concatenate([np.flatnonzero(files == own) for own in file_ids] or [np.empty(0, np.int64)]))
+    places = [np.flatnonzero(records.array("file_id") == own) for own in file_ids]
+    if len(places) == 1 and len(places[0]) == len(records):
+        return records  # the index of a gigabyte need not be copied
+    return records.take(np.concatenate(places or [np.empty(0, np.int64)]))
+
+
+def tree_records(trace: Trace, tree: RankTree) -> Table:
+    """The records of a rank's logs; of a stream that several ranks wrote to, its own ones."""
+    records = records_of(trace, tree.file_ids)
+    logs = trace.table("compile_logs").array("file_id").tolist()
+    shared = [file_id for file_id in tree.file_ids if logs.count(file_id) > 1]
+    if not shared:
+        return records
+    is_own = ~np.isin(records.array("file_id"), shared) | (records.array("rank") == tree.rank)
+    return records.take(np.flatnonzero(is_own))
 
 
 def plan_outputs(trace: Trace, records: Table, options: TreeOptions) -> list[Output]:
     """Every file and link of one rank's tree, in the order of its records (see `records_of`)."""
     plan = _Plan(options)
-    for file_id in dict.fromkeys(records.array("file_id").tolist()):
-        own = records.take(np.flatnonzero(records.array("file_id") == file_id))
+    for own in by_file(records):
+        file_id = int(own.array("file_id")[0])
         log = mapped_log(trace, file_id)
+        log.give_back()  # what the rules have looked at
         is_dropped = _dropped_by_tlparse(log, own)
         for row in own.take(_with_file(own)).rows():
             plan.add(row, log, is_dropped(row))
     return plan.outputs
+
+
+def by_file(records: Table) -> list[Table]:
+    files = records.array("file_id")
+    ids = list(dict.fromkeys(files.tolist()))
+    return [records] if len(ids) == 1 else [records.take(np.flatnonzero(files == file_id)) for file_id in ids]
 
 
 def labels_of(records: Table) -> dict[str, str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import numpy as np
 
 from rankscope.model.payloads import MappedLog, mapped_log
 from rankscope.model.tables import Array, Table, Trace
-from rankscope.render.compile_tree.outputs import NOT_JSON, records_of
+from rankscope.render.compile_tree.outputs import NOT_JSON, by_file
 
 _STAMP_BYTES = 22  # V1116 06:18:20.896000 and the space before the process id
 _WRITER = re.compile(rb"(?P<thread>\d+) ?(?P<pathname>.*?):(?P<lineno>\d+)\]\s*", re.DOTALL)
@@ -18,14 +18,13 @@ _END_BYTES = 2000
 _ADDED = (b'"timestamp":', b'"thread":', b'"pathname":', b'"lineno":', b'"payload_filename":')
 
 
-def write_raw_records(
-    trace: Trace, file_ids: Iterable[int], payload_names: Mapping[tuple[int, int], str], path: str
-) -> None:
+def write_raw_records(trace: Trace, whole: Table, payload_names: Mapping[tuple[int, int], str], path: str) -> None:
     """`payload_names` tells where the payload of (file, record) lies. Strings are interned per log, so each log begins
     with its own table of strings."""
     with open(path, "wb", buffering=1 << 20) as file:
-        for file_id in file_ids:
-            records, log = records_of(trace, [file_id]), mapped_log(trace, file_id)
+        for records in by_file(whole):
+            file_id = int(records.array("file_id")[0])
+            log = mapped_log(trace, file_id)
             kinds = records.text("kind")
             file.write(_string_table(records.take(np.flatnonzero(kinds.equals("str"))), log) + b"\n")
             shown = records.take(np.flatnonzero(~(kinds.equals("str") | kinds.equals("chromium_event"))))

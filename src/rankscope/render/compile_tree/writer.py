@@ -22,18 +22,17 @@ from typing import BinaryIO
 import msgspec
 
 from rankscope.model.finding import Report
-from rankscope.model.payloads import MappedLog, mapped_log
+from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import Trace
 from rankscope.render.compile_tree.outputs import (
     NOT_JSON,
     Output,
     RankTree,
-    Row,
     TreeOptions,
     labels_of,
     payload_path,
     plan_ranks,
-    records_of,
+    tree_records,
 )
 
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
@@ -93,7 +92,7 @@ def write_rank(trace: Trace, report: Report, tree: RankTree, folder: str, option
     names = write_outputs(trace, tree.outputs, place)
     place.write("failures_and_restarts.html", failures_page(trace, tree))
     place.write("compile_directory.json", compile_directory(trace, tree))
-    write_raw_records(trace, tree.file_ids, names, place.path("raw.jsonl"))
+    write_raw_records(trace, tree_records(trace, tree), names, place.path("raw.jsonl"))
     write_raw_log(trace, tree.file_ids, place.path("raw.log"))
     write_chromium_events(trace, tree.file_ids, place.path("chromium_events.json"))
     if options.provenance:
@@ -115,7 +114,7 @@ def write_outputs(trace: Trace, outputs: Sequence[Output], place: Folder) -> dic
     for output in outputs:
         row = output.row
         log = mapped_log(trace, row["file_id"])
-        payload = _payload(log, row) if row["n_payload_bytes"] else b""
+        payload = log.payload(row) if row["n_payload_bytes"] else b""
         if output.how in makers:
             place.write(output.path, makers[output.how](output, payload))
         if output.readable:
@@ -133,13 +132,6 @@ def write_outputs(trace: Trace, outputs: Sequence[Output], place: Folder) -> dic
                 place.write(name, payload)
             names[row["file_id"], row["record"]] = name
     return names
-
-
-def _payload(log: MappedLog, row: Row) -> bytes:
-    """A log whose header lines end with CRLF was converted on its way: its payloads were written without."""
-    payload = log.payload(row)
-    is_converted = log.data[row["payload_start"] - 2 : row["payload_start"]] == b"\r\n"
-    return payload.replace(b"\r\n", b"\n").removesuffix(b"\r") if is_converted else payload
 
 
 def _makers(trace: Trace, outputs: Sequence[Output]) -> Mapping[str, Callable[[Output, bytes], bytes]]:
@@ -171,7 +163,7 @@ def laid_out(payload: bytes) -> bytes:
 def compile_directory(trace: Trace, tree: RankTree) -> bytes:
     """Label -> what belongs to the compilation, with the keys that tlparse gives it."""
     listed: dict[str, dict[str, list[dict[str, object]]]] = {}
-    for label in labels_of(records_of(trace, tree.file_ids)):
+    for label in labels_of(tree_records(trace, tree)):
         listed[label] = {"artifacts": []}
     for output in tree.outputs:
         entry = {
