@@ -83,12 +83,16 @@ def refusal(path: Path) -> BadFileError | None:
     return None
 
 
-def assert_read_or_clearly_refused(path: Path) -> None:
-    error = refusal(path)
+def assert_clear(error: BadFileError | None) -> None:
+    """The file was read, or refused with a reason and a way out."""
     if error is not None:
         assert error.message
         assert "\n" not in error.message
         assert error.hint
+
+
+def assert_read_or_clearly_refused(path: Path) -> None:
+    assert_clear(refusal(path))
 
 
 def read_calls(path: Path) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ from rankscope.model.payloads import MappedLog
 from rankscope.model.tables import Table
 from rankscope.simulate.compile_log import LogBuilder, checksum, log_name
 from read.compile_log_reading import read_tables, refusal
+from read.dumps import assert_clear
+from read.mutating import mutations
 
 pytestmark = pytest.mark.slow
 
@@ -39,14 +41,6 @@ RECORDS = records_in(CONTENT)
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("scratch") / log_name(0)
-
-
-def assert_read_or_clearly_refused(path: Path) -> None:
-    error = refusal(path)
-    if error is not None:
-        assert error.message
-        assert "\n" not in error.message
-        assert error.hint
 
 
 def index_of(path: Path) -> Table:
@@ -76,7 +70,7 @@ def test_a_log_cut_anywhere_gives_every_whole_record(scratch: Path, n_bytes: int
             break
         kept.append(record)
     if not kept:
-        assert_read_or_clearly_refused(scratch)
+        assert_clear(refusal(scratch))
         return
 
     found = whole_records(scratch, index_of(scratch))
@@ -107,32 +101,11 @@ def test_lines_in_any_order_lose_no_header(scratch: Path, data: st.DataObject) -
     assert kinds == [kind for kind, _ in told(headers)]
 
 
-@st.composite
-def mutations(draw: st.DrawFn, content: bytes) -> bytes:
-    changed = bytearray(content)
-    for _ in range(draw(st.integers(1, 4))):
-        place = draw(st.integers(0, max(0, len(changed) - 1)))
-        match draw(st.sampled_from(("flip", "set", "insert", "delete", "repeat", "cut"))):
-            case "flip" if changed:
-                changed[place] ^= 1 << draw(st.integers(0, 7))
-            case "set" if changed:
-                changed[place] = draw(st.integers(0, 255))
-            case "insert":
-                changed[place:place] = draw(st.binary(min_size=1, max_size=8))
-            case "delete":
-                del changed[place : place + draw(st.integers(1, 64))]
-            case "repeat":
-                changed[place:place] = changed[place : place + draw(st.integers(1, 64))]
-            case "cut":
-                del changed[place:]
-    return bytes(changed)
-
-
 @given(data=st.data())
 @settings(quickly, max_examples=400)
 def test_mutated_logs_never_crash_the_reader(scratch: Path, data: st.DataObject) -> None:
     scratch.write_bytes(data.draw(mutations(CONTENT)))
-    assert_read_or_clearly_refused(scratch)
+    assert_clear(refusal(scratch))
 
 
 @given(number=st.integers(0, len(RECORDS) - 1), place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
@@ -140,13 +113,14 @@ def test_mutated_logs_never_crash_the_reader(scratch: Path, data: st.DataObject)
 def test_one_changed_byte_costs_one_record_at_most(scratch: Path, number: int, place: float, byte: int) -> None:
     """A newline may make two of a record, and the newline behind it may be lost, but no other record suffers."""
     record = bytearray(RECORDS[number])
-    record[int(len(record) * place)] = byte
+    where = int(len(record) * place)
+    record[where] = byte
     scratch.write_bytes(b"".join([*RECORDS[:number], bytes(record), *RECORDS[number + 1 :]]))
 
     found = whole_records(scratch, index_of(scratch))
 
     before, after = told(RECORDS[:number]), told(RECORDS[number + 2 :])
-    n_before = max(0, len(before) - (place == 0))  # without its first letter it may look like the end of the one before
+    n_before = max(0, len(before) - (where == 0))  # without its first letter it may look like the end of the one before
     assert found[:n_before] == before[:n_before]
     assert found[len(found) - len(after) :] == after
 
@@ -157,7 +131,7 @@ def test_random_bytes_never_crash_the_reader(scratch: Path, content: bytes) -> N
     prefix = b'V1116 06:18:20.896000 1 torch/x.py:1] {"artifact": {"name": "recompile_reasons"}, "has_payload": "0"}'
     for start in (b"", b"V1116 ", prefix, prefix + b"\n\t", prefix[:-30], b"[rank0]:" + prefix + b"\n", b"\x1f\x8b"):
         scratch.write_bytes(start + content)
-        assert_read_or_clearly_refused(scratch)
+        assert_clear(refusal(scratch))
 
 
 JSON = st.recursive(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -71,9 +70,7 @@ def run(args: Namespace) -> int:
     _choose_run(trace, args)
     report = pipeline.diagnose(trace)
     damage = list(_damage(trace)) if args.strict else []
-    gc.freeze()  # the tables stay: looking through them for garbage again and again costs a tenth of the time
     trees = _write(trace, report, args)
-    gc.unfreeze()
     for line in damage[:_MAX_LISTED]:
         sys.stderr.write(f"{line}\n")
     if len(damage) > _MAX_LISTED:
@@ -162,19 +159,12 @@ def _write(trace: Trace, report: Report, args: Namespace) -> list[RankTree]:
 
 
 def _write_page(trace: Trace, report: Report, path: str, options: TreeOptions) -> None:
-    """Beside first: a page that was cut off looks whole."""
-    from rankscope.errors import OutputError
     from rankscope.render.compile_tree.single_file import write_single
 
-    part = f"{path}.part-{os.getpid()}"
-    try:
-        write_single(trace, report, part, options)
-        os.replace(part, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}", "choose a folder that you may write to") from error
-    finally:
-        if os.path.lexists(part):
-            os.unlink(part)
+    with output.whole_file(path) as part:  # a page that was cut off would look whole
+        packed = write_single(trace, report, part, options)
+    if packed.note:
+        sys.stderr.write(f"{path}: {packed.note}\n")
 
 
 def _show(trace: Trace, report: Report, trees: Sequence[RankTree], args: Namespace) -> None:

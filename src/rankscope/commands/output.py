@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rankscope.errors import OutputError, UsageError
@@ -89,12 +90,17 @@ def check_writable(path: str, force: bool) -> None:
 
 
 def write_file(path: str, lines: Iterable[str], force: bool) -> None:
-    """All or nothing: the lines go to a file beside, which then takes the name."""
     check_writable(path, force)
+    with whole_file(path) as part, open(part, "x", encoding="utf-8", errors="backslashreplace") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+@contextmanager
+def whole_file(path: str) -> Iterator[str]:
+    """All or nothing: a path beside to write to, whose file then takes the name."""
     part = f"{path}.part-{os.getpid()}"
     try:
-        with open(part, "x", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(f"{line}\n" for line in lines)
+        yield part
         os.replace(part, path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}", "choose a folder that you may write to") from error

@@ -58,8 +58,7 @@ def untabbed(raw: bytes) -> bytes:
     """`\\tfirst\\n\\tsecond\\n` -> `first\\nsecond`. Lines without even a tab were put in by what carried the log."""
     if b"\n\n" in raw:
         raw = re.sub(rb"\n{2,}", b"\n", raw)
-    plain = raw.replace(b"\n\t", b"\n")
-    return plain[1 : len(plain) - plain.endswith(b"\n")]
+    return raw[1 : len(raw) - raw.endswith(b"\n")].replace(b"\n\t", b"\n")
 
 
 def mapped_log(trace: Trace, file_id: int) -> MappedLog:
