@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -62,3 +62,25 @@ def functions(source: SourceFile) -> Iterator[ast.FunctionDef | ast.AsyncFunctio
     for node in ast.walk(source.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
+
+
+def on_every_file(check: Callable[[SourceFile], None]) -> Callable[[], None]:
+    """One test for all files, as thousands of tests would take longer than what they check; all offenders are named."""
+    return on_files(source_files())(check)
+
+
+def on_files(chosen: Sequence[SourceFile]) -> Callable[[Callable[[SourceFile], None]], Callable[[], None]]:
+    def made(check: Callable[[SourceFile], None]) -> Callable[[], None]:
+        def test() -> None:
+            problems = {}
+            for source in chosen:
+                try:
+                    check(source)
+                except AssertionError as error:
+                    problems[source.name] = str(error)
+            assert problems == {}
+
+        test.__name__ = check.__name__
+        return test
+
+    return made

@@ -6,8 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-import pytest
-from source_tree import SourceFile, functions, source_files
+from source_tree import SourceFile, functions, on_every_file, on_files, source_files
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -16,7 +15,6 @@ VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "base", "misc", "
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError|NotImplemented)\b")
 TALKS_TO_THE_USER = ("cli", "commands", "__main__")
 READS_ENVIRONMENT = (*TALKS_TO_THE_USER, "collect")
-ALL_FILES = pytest.mark.parametrize("source", source_files(), ids=lambda source: source.name)
 
 PRINTS = {"print", "input", "sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
 EXITS = {"exit", "quit", "SystemExit", "sys.exit", "os._exit", "os.abort"}
@@ -44,18 +42,18 @@ def n_code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return last - function.lineno + 1 - n_doc_lines
 
 
-@ALL_FILES
+@on_every_file
 def test_files_stay_short(source: SourceFile) -> None:
     assert len(source.text.splitlines()) <= MAX_FILE_LINES
 
 
-@ALL_FILES
+@on_every_file
 def test_functions_stay_short(source: SourceFile) -> None:
     lengths = {f"{function.name}, line {function.lineno}": n_code_lines(function) for function in functions(source)}
     assert {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
 
 
-@ALL_FILES
+@on_every_file
 def test_functions_take_few_parameters(source: SourceFile) -> None:
     counts = {}
     for function in functions(source):
@@ -67,30 +65,30 @@ def test_functions_take_few_parameters(source: SourceFile) -> None:
     assert {name: count for name, count in counts.items() if count > MAX_PARAMETERS} == {}
 
 
-@ALL_FILES
+@on_every_file
 def test_nothing_is_left_unfinished(source: SourceFile) -> None:
     lines = enumerate(source.text.splitlines(), start=1)
     assert [f"line {number}: {line.strip()}" for number, line in lines if UNFINISHED.search(line)] == []
 
 
-@ALL_FILES
+@on_every_file
 def test_module_names_say_what_is_inside(source: SourceFile) -> None:
     assert not VAGUE_NAMES & set(source.module_parts)
 
 
-@ALL_FILES
+@on_every_file
 def test_annotations_are_not_evaluated_at_start_up(source: SourceFile) -> None:
     if any(functions(source)):
         assert "from __future__ import annotations\n" in source.text
 
 
-@pytest.mark.parametrize("source", [s for s in source_files() if s.room not in TALKS_TO_THE_USER], ids=lambda s: s.name)
+@on_files([s for s in source_files() if s.room not in TALKS_TO_THE_USER])
 def test_only_commands_print_and_exit(source: SourceFile) -> None:
     exempt = {"os._exit"} if source.room == "collect" else set()
     forbidden = (PRINTS | EXITS) - exempt
     assert [(line, name) for line, name in names_used(source.tree) if name in forbidden] == []
 
 
-@pytest.mark.parametrize("source", [s for s in source_files() if s.room not in READS_ENVIRONMENT], ids=lambda s: s.name)
+@on_files([s for s in source_files() if s.room not in READS_ENVIRONMENT])
 def test_only_commands_read_the_environment(source: SourceFile) -> None:
     assert [(line, name) for line, name in names_used(source.tree) if name in ENVIRONMENT] == []

@@ -6,7 +6,7 @@ import ast
 import sys
 
 import pytest
-from source_tree import PACKAGE, ROOT, SourceFile, imported_modules, source_files
+from source_tree import PACKAGE, ROOT, SourceFile, imported_modules, on_every_file, source_files
 
 STAGES = {"errors", "model", "read", "analyze", "render", "collect", "simulate", "pipeline", "scale"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -25,7 +25,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 STANDARD_LIBRARY_ONLY = ("collect", "simulate")
-ALL_FILES = pytest.mark.parametrize("source", source_files(), ids=lambda source: source.name)
 
 
 def room_of_import(name: str) -> str | None:
@@ -59,14 +58,14 @@ def test_every_room_is_in_the_table() -> None:
     assert {source.room for source in source_files()} <= set(MAY_IMPORT)
 
 
-@ALL_FILES
+@on_every_file
 def test_rooms_import_only_what_the_table_allows(source: SourceFile) -> None:
     allowed = MAY_IMPORT[source.room] | {source.room}
     rooms = ((line, name, room_of_import(name)) for line, name in imported_modules(source))
     assert [f"line {line}: {name}" for line, name, room in rooms if room and room not in allowed] == []
 
 
-@ALL_FILES
+@on_every_file
 def test_torch_is_imported_by_the_collector_alone(source: SourceFile) -> None:
     tree: ast.AST = source.tree
     if source.room == "collect":  # there it must wait for a call: importing the collector may not start torch
@@ -76,7 +75,7 @@ def test_torch_is_imported_by_the_collector_alone(source: SourceFile) -> None:
     assert [line for line, top in third_party(source, tree) if top == "torch"] == []
 
 
-@ALL_FILES
+@on_every_file
 def test_dependencies_are_declared(source: SourceFile) -> None:
     allowed = {"torch"} if source.room == "collect" else set()
     if source.room not in STANDARD_LIBRARY_ONLY:

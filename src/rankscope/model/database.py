@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Collection, Sequence
@@ -25,15 +26,33 @@ _PARTS = "_parts"  # which file and rank each Parquet part belongs to
 def database(trace: Trace) -> DuckDBPyConnection:
     """The one connection that the analyses of a trace share. Derived tables appear in it once they have been made."""
     if database not in trace.derived:
-        trace.derived[database] = connect(trace, only=(*trace.tables, *trace.parts)), dict(trace.tables)
+        # Temporary views stand before the empty tables that all traces of the process share.
+        connection = _empty_tables(os.getpid()).cursor()
+        _register_remote_files(connection, trace)
+        _register_parts(connection, trace)
+        for name, parts in trace.parts.items():
+            connection.execute(_parts_view(SCHEMA[name], parts)).fetchall()
+        trace.derived[database] = connection, {}
     connection, shown = trace.derived[database]
     for name, table in trace.tables.items():
-        if shown.get(name) is not table:
-            kind = "VIEW" if len(shown.get(name, ())) else "TABLE"
-            connection.execute(f"DROP {kind} {quote_name(name)}").fetchall()
-            _create_view(connection, table) if len(table) else connection.execute(_create_statement(SCHEMA[name]))
+        if name not in trace.parts and shown.get(name) is not table:
+            if len(shown.get(name, ())):
+                connection.execute(f"DROP VIEW temp.{quote_name(name)}").fetchall()
+            if len(table):
+                _create_view(connection, table)
             shown[name] = table
     return connection  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=1)
+def _empty_tables(_pid: int) -> DuckDBPyConnection:
+    """A database in which every table is there without rows. Made once: it takes longer than most queries."""
+    import duckdb
+
+    connection = duckdb.connect(":memory:")
+    connection.execute(f"SET temp_directory = {quote_text(spill_folder())}").fetchall()
+    connection.execute("; ".join(_create_statement(spec) for spec in SCHEMA.values())).fetchall()
+    return connection
 
 
 def connect(trace: Trace, only: Collection[str] | None = None) -> DuckDBPyConnection:
@@ -151,7 +170,7 @@ def spill_folder() -> str:
 
 def _create_statement(spec: TableSpec) -> str:
     columns = ", ".join(f"{quote_name(column.name)} {_sql_type(column)}" for column in spec.columns)
-    return f"CREATE TEMP TABLE {quote_name(spec.name)} ({columns})"
+    return f"CREATE TABLE {quote_name(spec.name)} ({columns})"
 
 
 def _sql_type(column: Column) -> str:
