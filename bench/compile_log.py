@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 MARKERS = ("<!-- measured compile_log: begin -->", "<!-- measured compile_log: end -->")
 TLPARSE_VERSION = "0.4.3"
+_ROOM_BYTES = 8 << 30  # the reports of all tools on the largest log
 KEPT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankscope-bench"
 
 TREE, FINDINGS, TLPARSE, TLPARSE_PLAIN, SCAN = (
@@ -108,7 +109,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--write", action="store_true", help="put the result into bench/README.md")
     parser.add_argument("--keep", type=Path, default=KEPT, metavar="DIR", help=f"where logs are kept (default: {KEPT})")
     parser.add_argument(
-        "--scratch", type=Path, metavar="DIR", help="where reports are written (default: a temporary one)"
+        "--scratch", type=Path, default=_roomy(), metavar="DIR", help="where reports are written (default: in memory)"
     )
     parser.add_argument(
         "--env", type=Path, default=KEPT / "tlparse", metavar="DIR", help="environment with tlparse, made if absent"
@@ -118,6 +119,12 @@ def _parse_arguments() -> argparse.Namespace:
     if options.write and (options.quick or options.only):
         parser.error("--write needs all cases: the table must come from one run")
     return options
+
+
+def _roomy() -> Path | None:
+    """Where files are in memory; None where there is no such place, or too little room in it."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > _ROOM_BYTES else None
 
 
 def _tlparse(environment: Path) -> Path:

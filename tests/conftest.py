@@ -13,6 +13,7 @@ SLOW_FILES = (
     "analyze/test_comm_traffic.py",
     "analyze/test_device_samples.py",
     "analyze/test_host_processes.py",
+    "analyze/test_host_rules.py",
     "analyze/test_host_waits.py",
     "analyze/test_intervals.py",
     "analyze/test_path_samples.py",
