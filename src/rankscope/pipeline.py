@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rankscope.analyze import run_rules
-from rankscope.analyze.clocks import align_clocks
 from rankscope.analyze.compile import compile_table_makers
 from rankscope.analyze.compile.runs import settle_compile_logs
-from rankscope.analyze.groups import resolve_groups
-from rankscope.analyze.matching import match_collectives
+from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.clocks import align_clocks
+from rankscope.analyze.hangs.groups import resolve_groups
+from rankscope.analyze.hangs.matching import match_collectives
+from rankscope.analyze.hangs.view import signatures_of
 from rankscope.analyze.metrics import table_makers
-from rankscope.analyze.view import derived, signatures_of
 from rankscope.model.database import database
 from rankscope.model.finding import SCHEMA_NAME, Capture, Report
 from rankscope.model.tables import Trace

@@ -24,10 +24,11 @@ from typing import Any
 import msgspec
 
 from rankscope.analyze import run_rules
-from rankscope.analyze.clocks import align_clocks
-from rankscope.analyze.groups import resolve_groups
-from rankscope.analyze.matching import match_collectives
-from rankscope.analyze.view import derived, signatures_of
+from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.clocks import align_clocks
+from rankscope.analyze.hangs.groups import resolve_groups
+from rankscope.analyze.hangs.matching import match_collectives
+from rankscope.analyze.hangs.view import signatures_of
 from rankscope.model.finding import Finding
 from rankscope.model.tables import MISSING, Table, Trace
 

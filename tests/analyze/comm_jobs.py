@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from analyze.device_tables import Row, span, trace_of
-from rankscope.analyze.comm_matching import Matching
-from rankscope.analyze.profile_clocks import matching_of
+from rankscope.analyze.comm.matching import Matching
+from rankscope.analyze.comm.profile_clocks import matching_of
 from rankscope.model.tables import MISSING, Trace
 from rankscope.simulate.profiler import ProfileSimulation
 

@@ -9,7 +9,7 @@ import pytest
 import rankscope
 from analyze.path_traces import COMPUTE, NCCL, Process, trace_of
 from rankscope.analyze.metric import METRICS, Selection
-from rankscope.analyze.path_stages import stages_of
+from rankscope.analyze.path.stages import stages_of
 from rankscope.model.tables import Table
 from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, simulate_profile
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analyze.host_events import BACKWARD, MAIN, Process, capture, measure
-from rankscope.analyze.call_tree import nest
+from rankscope.analyze.host.call_tree import nest
 from rankscope.analyze.metric import Selection
 from rankscope.model.tables import Array
 

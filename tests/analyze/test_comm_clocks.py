@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope.analyze.comm_clocks import Moments, fit_clocks
+from rankscope.analyze.comm.clocks import Moments, fit_clocks
 
 MS = 1e6
 

@@ -8,8 +8,8 @@ import pytest
 import rankscope
 from analyze.comm_jobs import SAMPLES, call, job, matched_sets, n_missed, n_wrong, recorded
 from analyze.device_tables import rows_of
-from rankscope.analyze.comm_matching import METHODS
-from rankscope.analyze.profile_clocks import matching_of
+from rankscope.analyze.comm.matching import METHODS
+from rankscope.analyze.comm.profile_clocks import matching_of
 from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, simulate_profile
 
 PAIR = {"group_name": "0", "group_ranks": "[0, 1]"}

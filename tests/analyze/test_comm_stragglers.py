@@ -9,8 +9,8 @@ import pytest
 
 from analyze.comm_jobs import call, job, recorded
 from analyze.device_tables import Row, findings, kernel, rows_of, step
-from rankscope.analyze.comm_late import late_ranks
-from rankscope.analyze.comm_stragglers import standings_of
+from rankscope.analyze.comm.late import late_ranks
+from rankscope.analyze.comm.stragglers import standings_of
 from rankscope.model.tables import Trace
 from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, simulate_profile
 

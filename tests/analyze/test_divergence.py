@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from analyze.building import Setting, alarms, effects, findings, found, job, lines, root_cause, verdict
-from rankscope.analyze.divergence import find_divergences
+from rankscope.analyze.hangs.divergence import find_divergences
 
 DONE = "dp:1 all_reduce [8] done @loop.py:10"
 NEXT = "dp:1 all_reduce [8] @loop.py:20"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analyze.building import Setting, column, hashed_name, job, unresolved, with_rows
-from rankscope.analyze.groups import resolve_groups
+from rankscope.analyze.hangs.groups import resolve_groups
 from rankscope.model.tables import Trace
 
 

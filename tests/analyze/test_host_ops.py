@@ -6,7 +6,7 @@ import pytest
 
 import rankscope
 from analyze.host_events import BACKWARD, SAMPLES, Process, capture, measure
-from rankscope.analyze.host_diff import compare_captures
+from rankscope.analyze.host.diff import compare_captures
 from rankscope.analyze.metric import Selection
 from rankscope.model.tables import Trace
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analyze.host_events import BACKWARD, Process, capture, measure
-from rankscope.analyze import host_rules
+from rankscope.analyze.host import rules as host_rules
 from rankscope.model.finding import Finding
 
 METRICS = (

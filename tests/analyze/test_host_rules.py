@@ -4,7 +4,7 @@ import pytest
 
 import rankscope
 from analyze.host_events import SAMPLES, Process, capture
-from rankscope.analyze import host_rules
+from rankscope.analyze.host import rules as host_rules
 from rankscope.model.finding import Finding
 from rankscope.model.tables import Table, Trace
 

@@ -7,7 +7,7 @@ import pytest
 
 from analyze.comm_jobs import call, clock_errors_ns, job, recorded
 from analyze.device_tables import at, findings, rows_of
-from rankscope.analyze.profile_clocks import matching_of
+from rankscope.analyze.comm.profile_clocks import matching_of
 from rankscope.simulate.profiler import ProfileNoise, ProfileSpec, simulate_profile
 
 GROUP = {"group_name": "0", "group_ranks": "[0, 1, 2, 3]"}

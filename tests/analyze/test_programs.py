@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyze.building import job
-from rankscope.analyze.programs import Departure, Shift, explain_shift, programs_of
+from rankscope.analyze.hangs.programs import Departure, Shift, explain_shift, programs_of
 from rankscope.model.tables import Trace
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import duckdb
 import pytest
 
-from rankscope.analyze.python_frames import is_own, location_of
+from rankscope.analyze.host.python_frames import is_own, location_of
 from rankscope.model.finding import Location
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from analyze.building import job
-from rankscope.analyze.signatures import Signatures
-from rankscope.analyze.view import job_view
+from rankscope.analyze.hangs.signatures import Signatures
+from rankscope.analyze.hangs.view import job_view
 
 
 def signatures_of_pair(first: str, second: str) -> Signatures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analyze.building import Setting, alarms, effects, findings, job, lines, root_cause, verdict
-from rankscope.analyze.waits import wait_graph
+from rankscope.analyze.hangs.waits import wait_graph
 from rankscope.model.tables import Trace
 
 DONE = "dp:1 all_reduce done @loop.py:10"

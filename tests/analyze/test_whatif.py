@@ -9,8 +9,8 @@ import pytest
 
 import rankscope
 from analyze.path_traces import COMPUTE, NCCL, Process, trace_of
-from rankscope.analyze import whatif_rules
 from rankscope.analyze.metric import METRICS, Selection
+from rankscope.analyze.whatif import rules as whatif_rules
 from rankscope.errors import UsageError
 from rankscope.model.finding import Finding
 from rankscope.model.tables import Trace

@@ -237,7 +237,7 @@ def _missing_hint(absent: list[str]) -> str:
 
 
 def _diff(args: Namespace, chosen: str) -> Iterator[str]:
-    from rankscope.analyze.host_diff import compare_captures
+    from rankscope.analyze.host.diff import compare_captures
 
     if not args.against:
         raise UsageError("diff needs a second capture", "give it with --against OTHER")

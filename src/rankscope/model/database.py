@@ -156,9 +156,11 @@ def _register_remote_files(connection: DuckDBPyConnection, trace: Trace) -> None
         for part in parts
         if "://" in part.path
     }
-    for path in remote.values():
+    for protocol, path in remote.items():
         import fsspec
 
+        if protocol in connection.list_filesystems():  # of an earlier trace of this process
+            connection.unregister_filesystem(protocol)
         connection.register_filesystem(fsspec.core.url_to_fs(path)[0])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analyze.compile.ledger import total_times
 from rankscope.analyze.compile.sites import NOWHERE, Key, Site, key_of, keys_of, last_rows, row_keys, sites_of
-from rankscope.analyze.view import derived
+from rankscope.analyze.derived import derived
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
 Row = dict[str, Any]

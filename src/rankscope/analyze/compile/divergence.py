@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from rankscope.analyze.compile.sites import Compilation, Site, base_function, sites_of
+from rankscope.analyze.derived import derived
 from rankscope.analyze.registry import Skipped
-from rankscope.analyze.view import derived
 from rankscope.model.finding import count_noun
 from rankscope.model.tables import MISSING, Trace
 

@@ -19,7 +19,7 @@ from rankscope.analyze.compile.divergence import (
 )
 from rankscope.analyze.compile.graph_diff import GraphDifference, first_difference, graph_text
 from rankscope.analyze.compile.wording import run_note, shortened
-from rankscope.analyze.evidence import side_label
+from rankscope.analyze.hangs.evidence import side_label
 from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.finding import (
     Comparison,

@@ -16,7 +16,7 @@ from rankscope.analyze.compile.divergence import (
 )
 from rankscope.analyze.compile.sites import NOWHERE, Compilation, Site, sites_of
 from rankscope.analyze.compile.wording import listed, ranks_of, run_note
-from rankscope.analyze.evidence import side_label
+from rankscope.analyze.hangs.evidence import side_label
 from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.code_collectives import Parity, code_calls, collectives_parity, op_name
 from rankscope.model.finding import Comparison, Evidence, Finding, Side, count_noun, ranks_phrase

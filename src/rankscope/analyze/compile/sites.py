@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.view import derived
+from rankscope.analyze.derived import derived
 from rankscope.model.finding import Location
 from rankscope.model.tables import MISSING, Array, Table, Trace
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rankscope.analyze.compile.chains import Chain, chains_of, plain_source
 from rankscope.analyze.compile.sites import Key, Site, key_of, sites_of
 from rankscope.analyze.compile.wording import ranks_of
-from rankscope.analyze.view import derived
+from rankscope.analyze.derived import derived
 from rankscope.model.finding import Location
 from rankscope.model.tables import Trace
 

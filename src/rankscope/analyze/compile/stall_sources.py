@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.evidence import call_text, collective_ref, group_ref, group_text
-from rankscope.analyze.view import job_view
+from rankscope.analyze.hangs.evidence import call_text, collective_ref, group_ref, group_text
+from rankscope.analyze.hangs.view import job_view
 from rankscope.model.database import database
 from rankscope.model.finding import CollectiveRef, GroupRef, format_duration
 from rankscope.model.tables import Trace

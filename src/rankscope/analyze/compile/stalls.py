@@ -11,10 +11,11 @@ import numpy as np
 from rankscope.analyze.compile.ledger import total_times
 from rankscope.analyze.compile.sites import Site, sites_of
 from rankscope.analyze.compile.stall_sources import Delay, late_steps, profiled_delays, recorded_delays
-from rankscope.analyze.evidence import call_text, collective_ref, group_ref, group_text
+from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.evidence import call_text, collective_ref, group_ref, group_text
+from rankscope.analyze.hangs.view import JobView, job_view
+from rankscope.analyze.hangs.waits import WaitingCall, wait_graph
 from rankscope.analyze.registry import Effect, Skipped, rule
-from rankscope.analyze.view import JobView, derived, job_view
-from rankscope.analyze.waits import WaitingCall, wait_graph
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration, ranks_phrase
 from rankscope.model.tables import Array, Table, Trace
 

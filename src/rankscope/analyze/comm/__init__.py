@@ -1,0 +1,1 @@
+"""What profiler traces of several ranks tell about communication."""

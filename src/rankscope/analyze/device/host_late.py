@@ -1,0 +1,144 @@
+"""P301: the device idles because the host, busy with something else, gives it nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from rankscope.analyze.device.events import covered_by_name, fetch
+from rankscope.analyze.device.losses import StepLoss, shared_losses, verb
+from rankscope.analyze.device.steps import loading_time, step_windows
+from rankscope.analyze.intervals import Intervals, difference, overlap, union
+from rankscope.analyze.metric import EVERYTHING
+from rankscope.analyze.registry import Effect, rule
+from rankscope.model.finding import Evidence, Finding
+from rankscope.model.tables import Array, Trace
+
+_MAX_SHOWN = 3
+_SHOWN_SHARE = 0.1  # of the idle time: what the host did for less explains nothing
+
+
+@rule("P301", "device-idle-host", needs=("kernels", "runtime_calls"))
+def device_idle_host(trace: Trace) -> Iterator[Finding | Effect]:
+    """The device has nothing to do, because the host does something else than launching work.
+
+    What it means: the device had finished all it was given, and the next kernel was launched only later; meanwhile the
+    launching thread neither launched without pause (P311), nor came out of a wait for the device (P313), nor fetched
+    data (P303). The cost is the time in which nothing ran on any stream. It is told where most ranks suffer.
+
+    Why it happens: Python between the operators (logging, metrics, checkpoints, preparing of batches), garbage
+    collection, operators that run on the CPU, compilation at the first use of a shape, allocations and frees of device
+    memory (cudaMalloc, cudaFree), a CPU that other programs use.
+
+    What to do: look at the operators and annotations that the finding names. Move logging and checkpoints off the
+    training thread or make them rarer, gc.freeze() and gc.disable() with a gc.collect() at a chosen step, keep tensors
+    on the device, warm up before measuring.
+
+    What could fool it: the profiler slows the host down, most of all with with_stack and record_shapes. Where no steps
+    were marked, the time before and after the training loop counts as well.
+    """
+    trace.table("idle_gaps")
+    gaps = fetch(
+        trace,
+        "SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM idle_gaps WHERE cause = 'host'",
+    )
+    idle = difference(union(gaps["start_ns"], gaps["end_ns"], gaps["process"]), loading_time(trace))
+    windows = step_windows(trace, EVERYTHING).with_device(trace)
+    losses = shared_losses(StepLoss.of_windows(trace, windows, windows.covered(idle)))
+    if losses is None:
+        return
+    worst = losses.ranks[0]
+    host = _host_activity(trace, overlap(idle, windows.as_intervals()))
+    yield Finding(
+        code="P301",
+        rule="device-idle-host",
+        severity=losses.severity,
+        certainty="likely",
+        title=f"{losses.who} {verb(losses, 'leaves its device', 'leave their devices')} idle {losses.cost}: "
+        "the host does something else than launching work",
+        ranks=losses.culprits,
+        evidence=Evidence(
+            certain=(
+                f"the device of rank {worst.rank} is idle {100 - _busy_pct(trace, worst.rank):.0f} % of the time in "
+                "all: launching, waiting, loading data, and the time around the first and last kernel not counted",
+            ),
+            likely=_what_the_host_did(host),
+            cost_pct=losses.cost_pct,
+            cost_ns=losses.cost_ns,
+            facts={**losses.facts, **host.facts},
+        ),
+        help="move what is not needed for the next kernel out of the launching thread; "
+        "rankscope metrics PATH steps, idle and annotations show where the host's time goes",
+    )
+
+
+def _busy_pct(trace: Trace, rank: int) -> float:
+    steps = trace.table("step_breakdown")
+    own = steps.array("rank") == rank
+    return float(100 * steps.array("device_busy_ns")[own].sum() / max(steps.array("duration_ns")[own].sum(), 1))
+
+
+class HostActivity(NamedTuple):
+    """What launching threads did in the idle time: names and their shares of it, the largest first."""
+
+    operators: list[tuple[str, float]]
+    calls: list[tuple[str, float]]
+    annotations: list[tuple[str, float]]
+    python: float  # outside any operator and call
+
+    @property
+    def facts(self) -> dict[str, object]:
+        listed = {"operators": self.operators, "calls": self.calls, "annotations": self.annotations}
+        shown = {
+            name: [{"name": one, "share_pct": round(100 * share, 1)} for one, share in rows]
+            for name, rows in listed.items()
+        }
+        return {**shown, "outside_operators_pct": round(100 * self.python, 1)}
+
+
+_SPAN = "file_id, rank, tid, name, start_ns, start_ns + duration_ns AS end_ns"
+_LAUNCHING = "(file_id, tid) IN (SELECT DISTINCT (file_id, launch_tid) FROM kernels)"
+# Only the outermost operators: what runs inside of them is part of their time.
+_OUTERMOST = f"""
+    SELECT {_SPAN} FROM ops WHERE {_LAUNCHING}
+    QUALIFY coalesce(start_ns >= max(start_ns + duration_ns) OVER (
+        PARTITION BY file_id, rank, tid ORDER BY start_ns, duration_ns DESC
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true)
+"""
+
+
+def _host_activity(trace: Trace, idle: Intervals) -> HostActivity:
+    operators = fetch(trace, _OUTERMOST)
+    calls = fetch(trace, f"SELECT {_SPAN} FROM runtime_calls WHERE {_LAUNCHING}")
+    marks = "SELECT (file_id, name) FROM steps"
+    annotations = fetch(
+        trace,
+        f"SELECT {_SPAN} FROM annotations WHERE kind = 'host' AND {_LAUNCHING} AND (file_id, name) NOT IN ({marks})",
+    )
+    total = max(int(idle.length.sum()), 1)
+    busy = union(*(np.concatenate((operators[name], calls[name])) for name in ("start_ns", "end_ns", "process")))
+    outside = difference(idle, busy)
+    return HostActivity(
+        operators=_shares(idle, operators, total),
+        calls=_shares(idle, calls, total),
+        annotations=_shares(idle, annotations, total),
+        python=float(outside.length.sum() / total),
+    )
+
+
+def _shares(idle: Intervals, events: dict[str, Array], total: int) -> list[tuple[str, float]]:
+    """Per name, the share of the idle time that its events cover."""
+    found = covered_by_name(idle, events, _MAX_SHOWN)
+    return [(name, spent / total) for name, spent, _ in found if spent >= _SHOWN_SHARE * total]
+
+
+def _what_the_host_did(host: HostActivity) -> tuple[str, ...]:
+    lines = []
+    if host.python >= _SHOWN_SHARE:
+        lines.append(f"{100 * host.python:.0f} % of it the launching threads were outside any operator: in Python code")
+    for what, rows in (("operators", host.operators), ("runtime calls", host.calls), ("annotations", host.annotations)):
+        if rows:
+            lines.append(f"{what} meanwhile: " + ", ".join(f"{name} ({100 * share:.0f} %)" for name, share in rows))
+    return tuple(lines)

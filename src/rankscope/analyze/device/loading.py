@@ -1,0 +1,79 @@
+"""P303: steps that wait for their data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rankscope.analyze.device.events import DATA_LOADER
+from rankscope.analyze.device.losses import StepLoss, shared_losses, verb
+from rankscope.analyze.registry import Effect, rule
+from rankscope.model.database import database
+from rankscope.model.finding import Evidence, Finding, count_noun, format_duration
+from rankscope.model.tables import Trace
+
+_MAX_SHOWN = 3
+_IN_PROCESS = "_SingleProcessDataLoaderIter"  # what torch's DataLoader is without workers
+
+
+@rule("P303", "data-loading", needs=("profiles", "annotations"))
+def data_loading(trace: Trace) -> Iterator[Finding | Effect]:
+    """The step waits for the next batch: the host fetches data, and the device has nothing to do.
+
+    What it means: in this part of the step the training thread was in the data loader, while nothing ran on the
+    device and no collective was under way. It is told where most ranks suffer; where few do, they are told as late
+    ranks.
+
+    Why it happens: too few or too slow workers, no workers at all (num_workers=0 loads in the training process
+    itself), slow storage, heavy decoding or augmentation, workers that are started anew each epoch, a batch that is
+    copied from the worker without pinned memory.
+
+    What to do: raise num_workers and prefetch_factor, set persistent_workers=True and pin_memory=True, move decoding
+    out of the training job or onto the device, read from faster storage; watch the CPU's load while doing so.
+
+    What could fool it: loaders are known by their names (enumerate(DataLoader), dataloader, next_batch, ...): one of
+    another name is not seen here, but as a host that does something else (P301). Where an iterator prefetches on the
+    device, its work runs while the host is in the loader: then the device is busy and this rule is silent.
+    """
+    steps = trace.table("step_breakdown")
+    losses = shared_losses(StepLoss.of_table(steps, "data_loader_ns"))
+    if losses is None:
+        return
+    loaders = (
+        database(trace)
+        .execute(
+            """SELECT name, count(*) AS n, sum(duration_ns)::BIGINT AS total_ns, max(duration_ns) AS max_ns
+           FROM (SELECT name, duration_ns FROM annotations WHERE kind = 'host'
+                 UNION ALL SELECT name, duration_ns FROM ops)
+           WHERE regexp_matches(name, ?, 'i') GROUP BY name ORDER BY total_ns DESC LIMIT ?""",
+            [DATA_LOADER, _MAX_SHOWN],
+        )
+        .fetchall()
+    )
+    in_process = any(_IN_PROCESS in name for name, *_ in loaders)
+    yield Finding(
+        code="P303",
+        rule="data-loading",
+        severity=losses.severity,
+        certainty="certain" if in_process else "likely",
+        title=f"{losses.who} {verb(losses, 'waits', 'wait')} for data {losses.cost}",
+        ranks=losses.culprits,
+        evidence=Evidence(
+            certain=(
+                *(
+                    f"{name}: {count_noun(n, 'fetch', 'fetches')}, {format_duration(total // n)} each, "
+                    f"longest {format_duration(longest)}"
+                    for name, n, total, longest in loaders
+                ),
+                *(("the data is loaded in the training process itself (num_workers=0)",) if in_process else ()),
+            ),
+            cost_pct=losses.cost_pct,
+            cost_ns=losses.cost_ns,
+            facts={
+                **losses.facts,
+                "loaders": [dict(zip(("name", "n", "total_ns", "max_ns"), row, strict=True)) for row in loaders],
+            },
+        ),
+        help="give the DataLoader workers (num_workers > 0) and persistent_workers=True"
+        if in_process
+        else "raise num_workers and prefetch_factor, set persistent_workers=True and pin_memory=True, or read faster",
+    )

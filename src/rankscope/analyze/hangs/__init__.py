@@ -1,0 +1,1 @@
+"""Why a job hangs: what its Flight Recorder dumps tell."""

@@ -1,0 +1,198 @@
+"""Where the ranks of one collective did not make the same call: the culprit by majority, and what it did instead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.matching import segment_starts
+from rankscope.analyze.hangs.programs import Programs, Reference, Shift, programs_of
+from rankscope.analyze.hangs.view import JobView
+from rankscope.model.tables import Array, Trace
+
+Kind = Literal["op", "size", "dtype", "skip", "extra"]
+Basis = Literal["majority", "siblings", "history", "tie", "totals"]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """One call that does not fit what the others of the group called at the same position."""
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    group: int
+    seq: int
+    culprit_row: int
+    peer_row: int
+    basis: Basis
+    time_ns: int
+    shift: Shift | None = None
+    reference: Reference | None = None
+
+
+def find_divergences(trace: Trace) -> list[Divergence]:
+    """The first divergence of each group, in order of time."""
+    view, programs = derived(trace, JobView), programs_of(trace)
+    found = []
+    for group, seqs in _uneven_collectives(view).items():
+        divergence = _first_of_group(view, programs, group, seqs)
+        if divergence is not None:
+            found.append(divergence)
+    return sorted(found, key=lambda divergence: divergence.time_ns)
+
+
+def _uneven_collectives(view: JobView) -> dict[int, list[int]]:
+    """Per group the matches whose ranks differ in signature or in the user's line."""
+    rows, _ = view.match_rows
+    rows = rows[~view.is_p2p[rows]]
+    if not len(rows):
+        return {}
+    starts = segment_starts(view.match[rows])
+    uneven = np.zeros(len(starts), bool)
+    for codes in (view.signatures.whole[rows], view.signatures.point[rows]):
+        uneven |= np.minimum.reduceat(codes, starts) != np.maximum.reduceat(codes, starts)
+    uneven |= _unbalanced_exchanges(view, rows, starts)
+    matches: dict[int, list[int]] = {}
+    for start in starts[uneven].tolist():
+        matches.setdefault(int(view.group[rows[start]]), []).append(int(view.match[rows[start]]))
+    return matches
+
+
+def _unbalanced_exchanges(view: JobView, rows: Array, starts: Array) -> Array:
+    """all_to_all may be uneven, but what all ranks send must be what all ranks receive."""
+    op = view.calls.text("op").equals("all_to_all")[rows]
+    if not op.any():
+        return np.zeros(len(starts), bool)
+    sent, received = (view.calls.array(name)[rows] for name in ("n_input_bytes", "n_output_bytes"))
+    is_known = np.minimum.reduceat(np.minimum(sent, received), starts) >= 0
+    n_members = view.trace.table("matches").array("n_members")[view.match[rows[starts]]]
+    is_whole = np.diff(np.append(starts, len(rows))) == n_members
+    differs = np.add.reduceat(sent, starts) != np.add.reduceat(received, starts)
+    result: Array = op[starts] & is_known & is_whole & differs
+    return result
+
+
+def _first_of_group(view: JobView, programs: Programs, group: int, matches: Sequence[int]) -> Divergence | None:
+    ignored: set[int] = set()  # ranks whose lines differ by role, not by fault
+    for match in matches:
+        divergence = _judge(view, programs, group, view.rows_of_match(match).tolist(), ignored)
+        if divergence is not None:
+            return divergence
+    return None
+
+
+def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], ignored: set[int]) -> Divergence | None:
+    """One uneven collective: who is odd, and is it a wrong call, a skipped one, or another line of the same call?"""
+    normal, odd, basis = _split(view, programs, group, rows)
+    if not odd:
+        return _unbalanced(view, group, rows)
+    is_mismatch = view.signatures.whole[odd[0]] != view.signatures.whole[normal[0]]
+    odd = [row for row in odd if is_mismatch or int(view.rank[row]) not in ignored]
+    if not odd:
+        return None
+    at_seq = int(view.seq[odd[0]])
+    same_call = programs.rows_at(group, at_seq)
+    same_call = same_call[programs.token[same_call] == programs.token[normal[0]]]
+    outside = same_call[view.group[same_call] != group].tolist()
+    reference, shift = programs.explain(odd[0], [*normal, *outside])
+    if shift is not None and shift.kind == "swapped":
+        shift = None  # calls swapped between groups keep their order within each group: no divergence of this one
+    if shift is None and not is_mismatch:
+        ignored.update(int(view.rank[row]) for row in odd)
+        return None
+    if shift is not None and not is_mismatch and shift.n_agreeing < 2 and programs.is_usual(odd[0]):
+        ignored.update(
+            int(view.rank[row]) for row in odd
+        )  # it makes this call from this line at this point in every step
+        return None
+    kind: Kind = _mismatch_kind(view, odd[0], normal[0])
+    if shift is not None:
+        kind = "extra" if shift.kind == "repeated" else "skip"
+    # Ranks that made the same odd call share the verdict; others of the minority are told apart later.
+    same = [row for row in odd if programs.token[row] == programs.token[odd[0]]]
+    culprits = sorted(
+        {int(view.rank[row]) for row in same} if basis != "tie" else {int(view.rank[row]) for row in rows}
+    )
+    return Divergence(
+        kind=kind,
+        ranks=tuple(culprits),
+        group=group,
+        seq=at_seq,
+        culprit_row=odd[0],
+        peer_row=normal[0],
+        basis=basis,
+        time_ns=int(min(view.created[row] for row in rows)),
+        shift=shift,
+        reference=reference,
+    )
+
+
+def _split(view: JobView, programs: Programs, group: int, rows: Sequence[int]) -> tuple[list[int], list[int], Basis]:
+    """The rows that made the normal call and the odd ones, by majority or by what breaks the tie."""
+    whole = view.signatures.whole
+    codes = whole if len({int(whole[row]) for row in rows}) > 1 else programs.token
+    votes = Counter(int(codes[row]) for row in rows)
+    (winner, n_winner), *others = votes.most_common()
+    if not others:
+        return list(rows), [], "majority"
+    basis: Basis = "majority"
+    if 2 * n_winner <= len(rows):
+        contenders = [code for code, count in votes.items() if count == n_winner] if len(rows) > 2 else list(votes)
+        winner, basis = _break_tie(view, programs, group, rows, codes, contenders)
+    normal = [row for row in rows if codes[row] == winner]
+    odd = [row for row in rows if codes[row] != winner]
+    return normal, odd, basis
+
+
+def _break_tie(
+    view: JobView, programs: Programs, group: int, rows: Sequence[int], codes: Array, contenders: Sequence[int]
+) -> tuple[int, Basis]:
+    """By the sibling groups at the same point of the program, else by the ranks' own earlier steps."""
+    outside = [row for row in programs.rows_at(group, int(view.seq[rows[0]])).tolist() if view.group[row] != group]
+    sharing = [row for row in outside if any(programs.same_context(mine, row) for mine in rows[:2])]
+    votes = Counter(int(codes[row]) for row in sharing if int(codes[row]) in contenders)
+    ranked = votes.most_common(2)
+    if ranked and (len(ranked) == 1 or ranked[0][1] > ranked[1][1]):
+        return ranked[0][0], "siblings"
+    for is_normal in (programs.is_usual, programs.is_known):
+        normal = {int(codes[row]) for row in rows if is_normal(row)}
+        if len(normal) == 1:
+            return normal.pop(), "history"
+    return int(codes[rows[0]]), "tie"
+
+
+def _mismatch_kind(view: JobView, odd: int, normal: int) -> Kind:
+    signatures = view.signatures
+    if signatures.op[odd] != signatures.op[normal]:
+        return "op"
+    return "size" if signatures.size[odd] != signatures.size[normal] else "dtype"
+
+
+def _unbalanced(view: JobView, group: int, rows: Sequence[int]) -> Divergence | None:
+    """An all_to_all whose totals do not fit: the odd rank is the one whose own total is not the common one."""
+    sent, received = (view.calls.array(name) for name in ("n_input_bytes", "n_output_bytes"))
+    if not view.calls.text("op").equals("all_to_all")[rows[0]]:
+        return None
+    if sum(int(sent[row]) for row in rows) == sum(int(received[row]) for row in rows):
+        return None
+    totals = Counter((int(sent[row]), int(received[row])) for row in rows)
+    common, n_common = totals.most_common(1)[0]
+    odd = [row for row in rows if (int(sent[row]), int(received[row])) != common]
+    has_majority = 2 * n_common > len(rows) and bool(odd)
+    normal = next((row for row in rows if row not in odd), rows[0])
+    culprits = odd if has_majority else list(rows)
+    return Divergence(
+        kind="size",
+        ranks=tuple(sorted(int(view.rank[row]) for row in culprits)),
+        group=group,
+        seq=int(view.seq[rows[0]]),
+        culprit_row=culprits[0],
+        peer_row=normal,
+        basis="totals" if has_majority else "tie",
+        time_ns=int(min(view.created[row] for row in rows)),
+    )

@@ -1,0 +1,165 @@
+"""Turns rows into evidence: calls in words, both sides of a comparison, code sites, stacks shared by ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from rankscope.analyze.hangs.view import JobView
+from rankscope.model.call_text import describe_shapes, describe_types
+from rankscope.model.finding import CollectiveRef, Comparison, GroupRef, Location, Side, StackGroup, format_ranks
+from rankscope.model.tables import MISSING, Array
+
+_MAX_STACKS = 4
+_N_BEFORE = 2  # calls shown before the one in question
+
+
+def shape_text(view: JobView, row: int) -> str:
+    return describe_shapes(view.calls.text("input_sizes")[row], view.calls.text("output_sizes")[row])
+
+
+def dtype_text(view: JobView, row: int) -> str:
+    return describe_types(view.calls.text("input_dtypes")[row], view.calls.text("output_dtypes")[row])
+
+
+def call_text(view: JobView, row: int) -> str:
+    """`all_reduce [8192] bf16`, `send [4,512] bf16 to rank 7`."""
+    op = view.calls.text("op")[row]
+    peer = int(view.calls.array("peer")[row])
+    target = f"{'to' if op == 'send' else 'from'} rank {peer}" if peer != MISSING else ""
+    return " ".join(part for part in (op, shape_text(view, row), dtype_text(view, row), target) if part)
+
+
+def state_text(view: JobView, row: int) -> str:
+    status = view.calls.text("status")[row]
+    return {"aborted": "aborted after its time-out", "failed": "failed"}.get(status, status)
+
+
+def location_of(view: JobView, row: int) -> Location | None:
+    """The user's line that made the call."""
+    if row == MISSING:
+        return None
+    frame = int(view.calls.array("site_id")[row])
+    return frame_location(view, frame) if frame != MISSING else None
+
+
+def frame_location(view: JobView, frame: int) -> Location:
+    frames = view.trace.table("frames")
+    return Location(frames.text("file")[frame], int(frames.array("line")[frame]), frames.text("function")[frame])
+
+
+def site_text(view: JobView, row: int) -> str:
+    """`clip_gradients (loop.py:219)`, empty without a stack."""
+    location = location_of(view, row)
+    return f"{location.function} ({location.file.rsplit('/', 1)[-1]}:{location.line})" if location else ""
+
+
+def group_ref(view: JobView, group: int) -> GroupRef:
+    groups = view.trace.table("groups")
+    return GroupRef(
+        groups.text("name")[group],
+        groups.text("description")[group],
+        view.members[group],
+        bool(groups.array("inferred")[group]),
+    )
+
+
+def group_text(view: JobView, group: int) -> str:
+    ref = group_ref(view, group)
+    return f"group {ref.name} ({ref.desc})" if ref.desc else f"group {ref.name}"
+
+
+def collective_ref(view: JobView, row: int) -> CollectiveRef:
+    is_p2p = bool(view.is_p2p[row])
+    seq = int(view.calls.array("p2p_seq" if is_p2p else "seq")[row])
+    return CollectiveRef(seq, view.calls.text("op")[row], is_p2p)
+
+
+def stack_groups(view: JobView, rows: Iterable[int], label: str = "") -> tuple[StackGroup, ...]:
+    """Ranks with equal user frames are one entry; the rarest stack first."""
+    ranks: dict[int, list[int]] = defaultdict(list)
+    example: dict[int, int] = {}
+    for row in rows:
+        point = int(view.signatures.point[row])
+        ranks[point].append(int(view.rank[row]))
+        example.setdefault(point, row)
+    groups = []
+    for point in sorted(ranks, key=lambda point: (len(ranks[point]), min(ranks[point])))[:_MAX_STACKS]:
+        frames, n_hidden = user_frames(view, example[point])
+        if frames:
+            groups.append(StackGroup(tuple(sorted(ranks[point])), label, frames, n_hidden))
+    return tuple(groups)
+
+
+def user_frames(view: JobView, row: int) -> tuple[tuple[Location, ...], int]:
+    """The user's part of the stack, innermost first, and how many frames of torch and launchers were left out."""
+    stacks, frames = view.trace.table("stacks"), view.trace.table("frames")
+    is_user = frames.array("is_user")
+    stack = frames_of_stack(stacks.array("stack_id"), stacks.array("frame_id"), int(view.calls.array("stack_id")[row]))
+    kept = [frame for frame in stack if is_user[frame]]
+    return tuple(frame_location(view, frame) for frame in kept), len(stack) - len(kept)
+
+
+def frames_of_stack(stack_ids: Array, frame_ids: Array, stack: int) -> list[int]:
+    low, high = np.searchsorted(stack_ids, [stack, stack + 1])
+    return [int(frame) for frame in frame_ids[low:high]]
+
+
+def compare_sides(
+    view: JobView, group: int, seq: int, sides: Sequence[tuple[str, Sequence[int]]], with_lines: bool = False
+) -> Comparison:
+    """The last calls of the group up to `seq`, one column per side; each side is shown by its first rank with data."""
+    seqs = range(max(seq - _N_BEFORE, min(seq, 1)), seq + 1)
+    columns = []
+    for label, ranks in sides:
+        shown = _speaker(view, group, seqs, ranks)
+        cells = [_cell_parts(view, group, at, shown, with_lines) for at in seqs]
+        columns.append(Side(label, tuple(sorted(ranks)), _aligned(cells)))
+    return Comparison("seq", tuple(str(at) for at in seqs), tuple(columns), mark=len(seqs) - 1)
+
+
+def _speaker(view: JobView, group: int, seqs: range, ranks: Sequence[int]) -> int:
+    for rank in ranks:
+        if _row_at(view, group, seqs[-1], rank) != MISSING:
+            return rank
+    return ranks[0] if ranks else MISSING
+
+
+def _row_at(view: JobView, group: int, seq: int, rank: int) -> int:
+    match = view.collective_match.get((group, seq))
+    if match is None:
+        return MISSING
+    return next((row for row in view.rows_of_match(match).tolist() if int(view.rank[row]) == rank), MISSING)
+
+
+def _cell_parts(view: JobView, group: int, seq: int, rank: int, with_line: bool) -> tuple[str, ...]:
+    row = _row_at(view, group, seq, rank)
+    if row != MISSING:
+        site = location_of(view, row) if with_line else None
+        line = (f"{site.function}:{site.line}",) if site else ("",) * with_line
+        return view.calls.text("op")[row], shape_text(view, row), dtype_text(view, row), *line, state_text(view, row)
+    if rank not in view.dumped:
+        return ("no dump",)
+    window = view.window(group, rank)
+    if window.has_not_joined(seq):
+        return ("not called",)
+    return ("dropped from the ring",) if window.known else ("unknown",)
+
+
+def _aligned(cells: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    whole = [cell for cell in cells if len(cell) > 1]
+    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+    return tuple(
+        "  ".join(part.ljust(width) for part, width in zip(cell, widths, strict=True) if width).rstrip()
+        if len(cell) > 1
+        else cell[0]
+        for cell in cells
+    )
+
+
+def side_label(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"{len(ranks)} ranks" if len(ranks) > 3 else f"ranks {format_ranks(list(ranks))}"

@@ -1,0 +1,316 @@
+"""Compares what ranks did as sequences of calls: what follows a call, where a rank leaves the common path, and how.
+
+A token stands for one call of the program (group role, operation, sizes, type, user's lines). Ranks of equal role run
+the same sequence of tokens, so a reference for one rank is found among its siblings or in its own earlier steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.view import JobView
+from rankscope.model.tables import Array, Trace
+
+Basis = Literal["siblings", "history"]
+_CONTEXT = 6  # calls before a divergence that must agree for two ranks to count as running the same program
+_LOOK_AHEAD = 64  # calls after a divergence that are compared
+_MAX_SHIFT = 4
+_ALIKE = (12, 8, 6, 4, 3, 2)  # calls of common past that make an earlier call a precedent: as many as any has
+_MAX_PRECEDENTS = 64
+_MEMORY = 4096  # calls of its own past that a rank is compared with
+_MAX_CANDIDATES = 64
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How a rank's calls fit the reference again: it left out n calls, made n more, swapped two, or made one other."""
+
+    kind: Literal["skipped", "repeated", "swapped", "replaced"]
+    n_calls: int
+    n_agreeing: int  # calls after it that match the reference when shifted
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the program does from some call on, first the call itself, and who says so."""
+
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The call at which a rank left the common path, what was expected there, and how it fits again."""
+
+    row: int
+    expected: Reference
+    shift: Shift
+
+
+class Programs:
+    """All ranks' calls in program order as tokens."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.view = derived(trace, JobView)
+        view = self.view
+        groups = trace.table("groups")
+        classes: dict[tuple[str, int], int] = {}
+        sizes = groups.array("size").tolist()
+        descs = groups.text("description").tolist()
+        # Groups without a description are siblings only of themselves: nothing says that they play the same role.
+        self.group_class = np.array(
+            [
+                classes.setdefault((desc or f"#{number}", size), len(classes))
+                for number, (desc, size) in enumerate(zip(descs, sizes, strict=True))
+            ]
+            or [0],
+            np.int64,
+        )
+        row_class = self.group_class[view.group]
+        self.row_class = row_class
+        # Recoded to stay small: the class times the token would overflow on jobs with many groups and sites.
+        _, token = np.unique(view.signatures.token, return_inverse=True)
+        self.token: Array = token.astype(np.int64) * (int(row_class.max(initial=0)) + 1) + row_class
+
+    @cached_property
+    def _position(self) -> Array:
+        """Row -> its place in view.program."""
+        places = np.full(len(self.view.calls), -1, np.int64)
+        places[self.view.program] = np.arange(len(self.view.program))
+        return places
+
+    @cached_property
+    def _collectives_by_key(self) -> tuple[Array, Array]:
+        view = self.view
+        rows = np.flatnonzero(~view.is_p2p & ~view.is_member)
+        keys = self.row_class[rows] << 40 | view.seq[rows]
+        order = np.argsort(keys, kind="stable")
+        return keys[order], rows[order]
+
+    def rows_at(self, group: int, seq: int) -> Array:
+        """Calls with this sequence number in the group and in its siblings (same description and size)."""
+        keys, rows = self._collectives_by_key
+        key = int(self.group_class[group]) << 40 | seq
+        return rows[np.searchsorted(keys, key, "left") : np.searchsorted(keys, key, "right")]
+
+    def following(self, row: int, limit: int = _LOOK_AHEAD) -> Array:
+        """The row and the calls that its rank made after it."""
+        start = int(self._position[row])
+        _, end = self.view._program_bounds[int(self.view.rank[row])]
+        return self.view.program[start : min(start + limit, end)]
+
+    def preceding(self, row: int, limit: int = _CONTEXT) -> Array:
+        """The calls that the rank made before it, oldest first."""
+        end = int(self._position[row])
+        start, _ = self.view._program_bounds[int(self.view.rank[row])]
+        return self.view.program[max(start, end - limit) : end]
+
+    def same_context(self, row: int, other: int) -> bool:
+        """True when the two ranks' calls right before these agree, as far as both kept them."""
+        mine, theirs = self.token[self.preceding(row)], self.token[self.preceding(other)]
+        n_both = min(len(mine), len(theirs))
+        return bool(np.array_equal(mine[len(mine) - n_both :], theirs[len(theirs) - n_both :]))
+
+    def explain(self, row: int, normal_rows: Sequence[int]) -> tuple[Reference, Shift | None]:
+        """What should have happened at `row`, where others made the calls `normal_rows`, and how the rank fits again.
+
+        Siblings that ran further are asked first, then the earlier steps of the rank itself and of its peer.
+        """
+        peer = normal_rows[0]
+        is_own = {other: bool(self.view.group[other] == self.view.group[row]) for other in normal_rows}
+        # Members of the same group play the same role more often than those of its siblings.
+        ahead = [
+            *self._furthest(row, [other for other in normal_rows if is_own[other]]),
+            *self._furthest(row, [other for other in normal_rows if not is_own[other]]),
+        ]
+        steps = [
+            found for own in (row, peer) for found in self.earlier_steps(own) if found.tokens[0] == self.token[peer]
+        ]
+        candidates = [*ahead, *steps, self._reference(peer, "siblings")]
+        return self._best_explained(row, candidates)
+
+    def _furthest(self, row: int, others: Sequence[int]) -> list[Reference]:
+        """Of those that came to the call the same way, the two that went on longest after it."""
+        alike = (other for other in others[:_MAX_CANDIDATES] if self.same_context(row, other))
+        return sorted((self._reference(other, "siblings") for other in alike), key=lambda found: -len(found.rows))[:2]
+
+    def _best_explained(self, row: int, candidates: Sequence[Reference]) -> tuple[Reference, Shift | None]:
+        shifts = [(found, self.shift(row, found)) for found in candidates]
+        explained = [(found, shift) for found, shift in shifts if shift is not None]
+        if not explained:
+            return candidates[0], None
+        best, shift = max(explained, key=lambda pair: (pair[1].n_agreeing, pair[1].kind == "replaced"))
+        return best, None if shift.kind == "replaced" else shift
+
+    def precedents(self, row: int) -> list[int]:
+        """What the rank called in its past after the same few calls: the newest first."""
+        before = self.preceding(row, limit=_MEMORY)
+        tokens = self.token[before]
+        for n_alike in _ALIKE:
+            if len(tokens) <= n_alike:
+                continue
+            is_alike = np.ones(len(tokens) - n_alike, bool)
+            for back in range(1, n_alike + 1):
+                is_alike &= tokens[n_alike - back : len(tokens) - back] == tokens[-back]
+            if is_alike.any():
+                return [int(before[place + n_alike]) for place in np.flatnonzero(is_alike)[::-1][:_MAX_PRECEDENTS]]
+        return []
+
+    def earlier_steps(self, row: int) -> list[Reference]:
+        """What followed the same few calls in the rank's past, up to but without `row` itself."""
+        found = []
+        for start in self.precedents(row):
+            rows = self.following(start)
+            rows = rows[rows < row]
+            found.append(Reference(tuple(self.token[rows].tolist()), tuple(rows.tolist()), "history"))
+        return found
+
+    def is_usual(self, row: int) -> bool:
+        """True when the rank made this very call after the same calls before."""
+        return any(self.token[other] == self.token[row] for other in self.precedents(row))
+
+    def is_known(self, row: int) -> bool:
+        """True when the rank made this very call at all before."""
+        return bool((self.token[self.preceding(row, limit=_MEMORY)] == self.token[row]).any())
+
+    def _reference(self, row: int, basis: Basis) -> Reference:
+        rows = self.following(row)
+        return Reference(tuple(self.token[rows].tolist()), tuple(rows.tolist()), basis)
+
+    def departure(self, rank: int, siblings: Sequence[int]) -> Departure | None:
+        """Where the rank left the path of its siblings, else of its own earlier steps, if a shift explains it."""
+        compared = [self._compare(rank, sibling) for sibling in siblings[:_MAX_CANDIDATES]]
+        of_same_role = [result for result in compared if result is not None]
+        departures = [result for result in of_same_role if isinstance(result, Departure)]
+        if 2 * len(departures) < len(of_same_role):
+            return None
+        if of_same_role:
+            # With as many siblings on its side as against it, the rank's own past decides who left the path.
+            is_even = len(of_same_role) < 2 or 2 * len(departures) == len(of_same_role)
+            return None if not departures or (is_even and self.is_usual(departures[0].row)) else departures[0]
+        return self._departure_from_past(rank)
+
+    def next_class(self, row: int) -> int | None:
+        """The class of group in which siblings, or the rank's own past, made the call after this one."""
+        rank, tokens = int(self.view.rank[row]), self.token[self.preceding(row)]
+        same = np.flatnonzero((self.token == self.token[row]) & (self.view.rank != rank) & ~self.view.is_member)
+        others = [other for other in same[-_MAX_CANDIDATES:].tolist() if self.view.seq[other] == self.view.seq[row]]
+        for other in [*others, *same[-_MAX_CANDIDATES:].tolist()]:
+            after = self.following(other, 2)
+            if len(after) > 1 and np.array_equal(self.token[self.preceding(other)], tokens):
+                return int(self.row_class[after[1]])
+        return None
+
+    def usual_successor(self, row: int) -> int | None:
+        """The token that most ranks have after the call before this one; None without a majority."""
+        before = self.preceding(row, 1)
+        if not len(before) or self.view.is_p2p[before[0]]:
+            return None
+        anchor = int(before[0])
+        same = self.rows_at(int(self.view.group[anchor]), int(self.view.seq[anchor]))
+        same = same[(self.token[same] == self.token[anchor]) & (self.view.rank[same] != self.view.rank[anchor])]
+        nexts = Counter(
+            int(self.token[rows[1]]) for other in same.tolist() if len(rows := self.following(other, 2)) > 1
+        )
+        top = nexts.most_common(2)
+        return top[0][0] if top and (len(top) == 1 or top[0][1] > top[1][1]) and top[0][1] > 1 else None
+
+    def _departure_from_past(self, rank: int) -> Departure | None:
+        found: list[Departure] = []
+        for row in self.view.rows_of(rank)[-_LOOK_AHEAD:].tolist():
+            steps = self.earlier_steps(row)
+            if not steps or self.is_usual(row):
+                continue
+            expected, shift = self._best_explained(row, steps)
+            if shift is not None:
+                found.append(Departure(row, expected, shift))
+        return max(
+            found, key=lambda departure: (self._fits_to_end(departure), departure.shift.n_agreeing), default=None
+        )
+
+    def _fits_to_end(self, departure: Departure) -> bool:
+        """A step that comes seldom also differs from the past, but then what follows it does not fit to the end."""
+        n_after = len(self.following(departure.row))
+        n_extra = departure.shift.n_calls if departure.shift.kind == "repeated" else 0
+        return departure.shift.n_agreeing >= n_after - n_extra
+
+    def _compare(self, rank: int, sibling: int) -> Departure | Literal["same"] | None:
+        """Where the rank leaves the sibling's path; "same" when it does not; None when they cannot be compared."""
+        mine, theirs = self.view.rows_of(rank), self.view.rows_of(sibling)
+        start = self._common_start(mine, theirs)
+        if start is None:
+            return None
+        mine, theirs = mine[start[0] :], theirs[start[1] :]
+        n_both = min(len(mine), len(theirs))
+        differs = np.flatnonzero(self.token[mine[:n_both]] != self.token[theirs[:n_both]])
+        if not len(differs):
+            # A sibling whose record ends earlier says nothing about the rest.
+            return "same" if _CONTEXT <= len(mine) <= len(theirs) else None
+        # Ranks of another role differ right away: they are no measure for this one.
+        if differs[0] < _CONTEXT:
+            return None
+        row, expected = int(mine[differs[0]]), self._reference(int(theirs[differs[0]]), "siblings")
+        shift = self.shift(row, expected)
+        return None if shift is None or shift.kind == "replaced" else Departure(row, expected, shift)
+
+    def shift(self, row: int, expected: Reference) -> Shift | None:
+        before = self.preceding(row, 1)
+        previous = int(self.token[before[0]]) if len(before) else None
+        # Earlier steps may have gone on otherwise (an evaluation every so often): there, what follows at once counts.
+        n_enough = _LOOK_AHEAD if expected.basis == "siblings" else 2
+        return explain_shift(self.token[self.following(row)].tolist(), expected.tokens, previous, n_enough)
+
+    def _common_start(self, mine: Array, theirs: Array) -> tuple[int, int] | None:
+        """The oldest collective that both still have, by role of the group and sequence number."""
+        keys_mine, keys_theirs = self._keys(mine), self._keys(theirs)
+        shared, first_mine, first_theirs = np.intersect1d(keys_mine, keys_theirs, return_indices=True)
+        usable = np.flatnonzero(shared >= 0)
+        if not len(usable):
+            return None
+        start = usable[np.argmin(first_mine[usable])]
+        return int(first_mine[start]), int(first_theirs[start])
+
+    def _keys(self, rows: Array) -> Array:
+        keys = self.row_class[rows] << 40 | self.view.seq[rows]
+        return np.where(self.view.is_p2p[rows], -1, keys)
+
+
+def explain_shift(
+    actual: Sequence[int], expected: Sequence[int], previous: int | None, n_enough: int = _LOOK_AHEAD
+) -> Shift | None:
+    """How `actual` (from the first difference on) fits `expected`: calls left out, made once more, or swapped.
+
+    All calls that both have must agree then, or the first `n_enough` of them.
+    """
+
+    def agreement(first: Sequence[int], second: Sequence[int]) -> int:
+        n_both = min(len(first), len(second))
+        n_equal = next((n for n in range(n_both) if first[n] != second[n]), n_both)
+        return n_equal if n_equal >= min(n_both, n_enough) else 0
+
+    is_swapped = len(actual) > 1 and tuple(actual[:2]) == tuple(expected[1::-1])
+    if is_swapped and (agreement(actual[2:], expected[2:]) or min(len(actual), len(expected)) == 2):
+        return Shift("swapped", 1, agreement(actual[2:], expected[2:]) + 2)
+    n_after = agreement(actual[1:], expected[1:])
+    if n_after:
+        return Shift("replaced", 1, n_after)
+    found = [Shift("skipped", n, agreement(actual, expected[n:])) for n in range(1, _MAX_SHIFT + 1)]
+    found += [Shift("repeated", n, agreement(actual[n:], expected)) for n in range(1, _MAX_SHIFT + 1)]
+    best = max(found, key=lambda shift: (shift.n_agreeing, -shift.n_calls, shift.kind == "skipped"))
+    if best.n_agreeing:
+        return best
+    if previous is not None and actual and actual[0] == previous:
+        return Shift("repeated", 1, 0)
+    return None
+
+
+def programs_of(trace: Trace) -> Programs:
+    return derived(trace, Programs)

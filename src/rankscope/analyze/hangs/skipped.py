@@ -1,0 +1,120 @@
+"""H106: a rank that left out a call, or made one more, and is out of step ever since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rankscope.analyze.hangs.evidence import call_text, group_ref, group_text, location_of, site_text, stack_groups
+from rankscope.analyze.hangs.programs import Reference, Shift
+from rankscope.analyze.hangs.verdict import Cause
+from rankscope.analyze.hangs.view import JobView
+from rankscope.analyze.hangs.wording import NEEDS, compare_with, findings_of, make_evidence, make_finding, normal_rows
+from rankscope.analyze.registry import Effect, rule
+from rankscope.model.finding import Finding, count_noun, ranks_phrase
+from rankscope.model.tables import MISSING, Trace
+
+_HELP = "look at the condition around that call: it must hold on all ranks or on none"
+
+
+@rule("H106", "call-skipped", needs=NEEDS)
+def call_skipped(trace: Trace) -> Iterator[Finding | Effect]:
+    """A rank left out a call that its peers made, or made one more.
+
+    What it means: from that call on everything the rank does in the group is shifted against its peers. As long as
+    operation and sizes happen to agree nothing stops, and wrong values are combined; the hang shows later, where they
+    no longer agree or where the counts run out.
+
+    Why it happens: `continue` or an early `return` on one rank, a condition on local data around the call, a retry.
+
+    What to do: look at the condition around the call that is named, not at the line where the job hangs.
+
+    What could fool it: the verdict comes from the lines of user code that made the calls. Without stacks, or with all
+    calls made from one line, a skipped call cannot be told from a late one.
+    """
+    yield from findings_of(trace, "H106", _describe)
+
+
+def _describe(view: JobView, cause: Cause) -> Finding:
+    shift, wrong_row = _shift_of(cause)
+    hang_row = _hang_row(view, cause)
+    peers = normal_rows(view, cause)
+    peer_ranks = sorted(int(view.rank[row]) for row in peers)
+    position = f"at seq {cause.seq} of {group_text(view, cause.group)} its line of code is not its peers'"
+    hangs = () if hang_row == MISSING else (f"the hang shows at {_full_call(view, hang_row)}",)
+    evidence = make_evidence(
+        view,
+        cause,
+        len(peer_ranks),
+        certain=(position,) if peer_ranks and cause.divergence is not None else (),
+        likely=(_fits_again(shift), *hangs),
+        comparison=compare_with(view, cause, peer_ranks),
+        stacks=(*stack_groups(view, [cause.culprit_row], "culprit"), *stack_groups(view, peers, "peers")),
+        facts=_facts(view, shift, wrong_row, hang_row),
+    )
+    return make_finding(view, cause, _title(view, cause, shift, wrong_row), evidence, _HELP)
+
+
+def _title(view: JobView, cause: Cause, shift: Shift, wrong_row: int) -> str:
+    site = f" in {site_text(view, wrong_row)}" if site_text(view, wrong_row) else ""
+    more = f" and {shift.n_calls - 1} more" if shift.n_calls > 1 else ""
+    call = f"{call_text(view, wrong_row)}{more}{site}"
+    is_skipped = shift.kind == "skipped"
+    if cause.divergence is not None and cause.divergence.basis == "tie":
+        odd, peer = int(view.rank[cause.culprit_row]), int(view.rank[cause.peer_row])
+        other = f"rank {peer} made it once too often" if is_skipped else f"rank {peer} skipped it"
+        verb = f"skipped {call}" if is_skipped else f"made one call too many, {call}"
+        return f"rank {odd} {verb}, or {other}"
+    verb = "skipped" if is_skipped else "made one call too many:"
+    return f"{ranks_phrase(cause.ranks)} {verb} {call}"
+
+
+def _fits_again(shift: Shift) -> str:
+    if not shift.n_agreeing:
+        return "it made the same call twice in a row where its peers went on"
+    fit = "fits" if shift.n_agreeing == 1 else "fit"
+    return f"{count_noun(shift.n_agreeing, 'call')} from there on {fit} its peers' when shifted by {shift.n_calls}"
+
+
+def _full_call(view: JobView, row: int) -> str:
+    where = f"{group_text(view, int(view.group[row]))}, seq {int(view.seq[row])}"
+    site = site_text(view, row)
+    return f"{call_text(view, row)} of {where}" + (f", in {site}" if site else "")
+
+
+def _shift_of(cause: Cause) -> tuple[Shift, int]:
+    """How the rank is shifted, and the call that was left out or made once more."""
+    shift: Shift | None = None
+    reference: Reference | None = None
+    if cause.divergence is not None:
+        shift, reference = cause.divergence.shift, cause.divergence.reference
+    elif cause.departure is not None:
+        shift, reference = cause.departure.shift, cause.departure.expected
+    assert shift is not None
+    if shift.kind == "repeated" or reference is None:
+        return shift, cause.culprit_row
+    return shift, reference.rows[0]
+
+
+def _hang_row(view: JobView, cause: Cause) -> int:
+    """The call in which members of the group wait now, else the one in which the culprits do."""
+    members = [rank for rank in view.members[cause.group] if rank in view.first_waiting]
+    in_group = [view.first_waiting[rank] for rank in members if view.group[view.first_waiting[rank]] == cause.group]
+    culprits = [view.first_waiting[rank] for rank in cause.ranks if rank in view.first_waiting]
+    return next(iter([*in_group, *culprits]), MISSING)
+
+
+def _facts(view: JobView, shift: Shift, wrong_row: int, hang_row: int) -> dict[str, object]:
+    site = location_of(view, wrong_row)
+    facts: dict[str, object] = {
+        "what": shift.kind,
+        "n_calls": shift.n_calls,
+        "n_agreeing": shift.n_agreeing,
+        "call": {
+            "op": view.calls.text("op")[wrong_row],
+            "file": site.file if site else "",
+            "line": site.line if site else 0,
+        },
+    }
+    if hang_row != MISSING:
+        facts["hangs_at"] = {"group": group_ref(view, int(view.group[hang_row])).name, "seq": int(view.seq[hang_row])}
+    return facts

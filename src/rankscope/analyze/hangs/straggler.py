@@ -1,0 +1,186 @@
+"""S201: ranks that are late to collectives again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.evidence import call_text, collective_ref, group_ref, group_text, location_of
+from rankscope.analyze.hangs.signatures import SYNCHRONISING
+from rankscope.analyze.hangs.view import JobView, job_view
+from rankscope.analyze.registry import Effect, rule
+from rankscope.model.clock import median
+from rankscope.model.finding import Evidence, Finding, count_noun, format_duration
+from rankscope.model.tables import Array, Trace
+
+_MIN_EVENTS = 4
+_MIN_LATE_NS = 10_000_000
+_MIN_SHARE_OF_TIME = 0.1  # less than this of the group's time lost is not worth a finding
+_MAX_SPREAD = 0.5  # lateness that varies more than this around its median is noise, not a habit
+_LAST_SHARE = 0.6  # of the delayed collectives that one rank must have delayed
+
+
+@rule("S201", "straggler", needs=("collectives", "groups", "matches"))
+def straggler(trace: Trace) -> Iterator[Finding | Effect]:
+    """A rank joins its collectives late, step after step, and the others wait for it.
+
+    What it means: the time from the middle of the group to this rank's arrival is lost on all other ranks, in every
+    step. Lateness is measured at the moment of enqueuing, clocks aligned per host by the completions that hosts share.
+
+    Why it happens: a slower device (heat, power, a neighbour), a slower host (data loading, garbage collection,
+    logging on one rank), more work on one rank.
+
+    What to do: profile a step of this rank next to a step of another one; swap the host and see whether the
+    lateness moves with it.
+
+    What could fool it: a rank that is last because it was itself held up in another group: look at the group with the
+    largest loss, which is the one that is reported. Between hosts only lateness beyond the uncertainty of their clocks
+    counts; without completion times (gloo) the clocks of different hosts are taken as they are.
+    """
+    view = job_view(trace)
+    found = [late for rows in _group_matrices(view) if (late := _late_rank(view, rows)) is not None]
+    if found:
+        yield _finding(view, max(found, key=lambda late: late.lost_ns))
+
+
+@dataclass(frozen=True)
+class Late:
+    """A rank that delayed most of the delayed collectives of a group."""
+
+    rank: int
+    lateness_ns: Array  # per collective that it delayed, against the median arrival of the others
+    rows: Array  # its calls there
+    n_collectives: int
+    n_delayed: int
+    lost_ns: int
+
+
+def _group_matrices(view: JobView) -> Iterator[Array]:
+    """Per group: rows[member, collective] of the collectives that all members joined and finished."""
+    matches = view.trace.table("matches")
+    op = matches.text("op")
+    synchronises = np.fromiter((name in SYNCHRONISING for name in op.values), bool, len(op.values))[op.codes]
+    n_members, n_joined = matches.array("n_members"), matches.array("n_joined")
+    usable = np.flatnonzero(
+        synchronises
+        & ~matches.array("is_p2p")
+        & (n_members > 1)
+        & (n_joined == n_members)
+        & (matches.array("n_done") == n_joined)
+    )
+    groups = matches.array("group_id")[usable]
+    rows, starts = view.match_rows
+    for group in sorted(set(groups.tolist())):
+        chosen = usable[groups == group]
+        members = np.arange(int(n_members[chosen[0]]))
+        if len(chosen) >= _MIN_EVENTS:
+            yield rows[starts[chosen][:, None] + members].T
+
+
+def _late_rank(view: JobView, rows: Array) -> Late | None:
+    """The rank that most of the delayed collectives of a group waited for.
+
+    After the first collective of a step all ranks run together again, so the delays that count are those of the few
+    collectives that were delayed at all, not the average over all of them.
+    """
+    arrival = view.created[rows].astype(np.float64)
+    ordered = np.sort(arrival, axis=0)
+    middle = ordered[: len(rows) - 1].mean(axis=0) if len(rows) < 4 else median(ordered[:-1], axis=0)
+    delay = ordered[-1] - middle
+    # What the others lost is the time from the second to last arrival to the last.
+    alone = ordered[-1] - ordered[-2]
+    is_delayed = alone > max(_MIN_LATE_NS, 6 * _clock_error_ns(view, rows[:, 0]))
+    if np.count_nonzero(is_delayed) < _MIN_EVENTS:
+        return None
+    latest = np.argmax(arrival, axis=0)
+    columns = np.arange(rows.shape[1])
+    # Who was itself held up in another group passes the delay on, but is not its origin.
+    own = _own_time_ns(view)[rows]
+    others = median(np.sort(own, axis=0)[:-1], axis=0)
+    is_delayed &= own[latest, columns] - others > alone / 2
+    if np.count_nonzero(is_delayed) < _MIN_EVENTS:
+        return None
+    last = view.rank[rows[latest, columns]]
+    ranks, counts = np.unique(last[is_delayed], return_counts=True)
+    top = int(np.argmax(counts))
+    if counts[top] < max(_MIN_EVENTS, _LAST_SHARE * np.count_nonzero(is_delayed)):
+        return None
+    mine = np.flatnonzero(is_delayed & (last == ranks[top]))
+    middle_delay = median(delay[mine])
+    spread = median(np.abs(delay[mine] - middle_delay))
+    if spread > _MAX_SPREAD * middle_delay or alone[mine].sum() < _MIN_SHARE_OF_TIME * np.ptp(ordered[-1]):
+        return None
+    own_rows = rows[np.argmax(arrival[:, mine], axis=0), mine]
+    lost = int(alone[mine].sum()) * (len(rows) - 1)
+    return Late(int(ranks[top]), delay[mine], own_rows, rows.shape[1], int(np.count_nonzero(is_delayed)), lost)
+
+
+def _own_time_ns(view: JobView) -> Array:
+    """Per call: the time since the rank was released from its previous one, when the last member joined that."""
+    return derived(view.trace, _measure_own_time)
+
+
+def _measure_own_time(trace: Trace) -> Array:
+    view = job_view(trace)
+    program = view.program
+    previous = np.full(len(view.calls), -1, np.int64)
+    follows = view.rank[program[1:]] == view.rank[program[:-1]]
+    previous[program[1:][follows]] = program[:-1][follows]
+    released = view.created[previous]
+    is_matched = view.match[previous] >= 0
+    joined = trace.table("matches").array("last_created_ns")
+    released[is_matched] = np.maximum(released[is_matched], joined[view.match[previous[is_matched]]])
+    own = np.where(previous >= 0, view.created - released, 0).astype(np.float64)
+    return np.maximum(own, 0.0)
+
+
+def _clock_error_ns(view: JobView, rows: Array) -> float:
+    """How far apart the clocks of these ranks may be without our knowing; 0 on one host."""
+    table = view.trace.table("ranks")
+    members = np.isin(table.array("rank"), view.rank[rows])
+    hosts = set(table.text("host").take(np.flatnonzero(members)).tolist())
+    errors = table.array("clock_error_ns")[members]
+    if len(hosts) == 1 and "" not in hosts:
+        return 0.0
+    return float(errors.max(initial=0))
+
+
+def _finding(view: JobView, late: Late) -> Finding:
+    typical = format_duration(int(median(late.lateness_ns)))
+    worst = int(late.rows[int(np.argmax(late.lateness_ns))])
+    sites, counts = np.unique(view.calls.array("site_id")[late.rows], return_counts=True)
+    usual = int(late.rows[np.argmax(view.calls.array("site_id")[late.rows] == sites[np.argmax(counts)])])
+    group = int(view.group[worst])
+    n_peers = count_noun(len(view.members[group]) - 1, "peer")
+    worst_late = format_duration(int(late.lateness_ns.max()))
+    advice = (
+        f"profile one step of rank {late.rank} and of a peer side by side; check its host for load, heat, data loading"
+    )
+    return Finding(
+        code="S201",
+        rule="straggler",
+        severity="warning",
+        certainty="likely",
+        title=f"rank {late.rank} keeps its peers of {group_text(view, group)} waiting, {typical} each time",
+        ranks=(late.rank,),
+        group=group_ref(view, group),
+        collective=collective_ref(view, usual),
+        location=location_of(view, usual),
+        evidence=Evidence(
+            certain=(
+                f"it came last to {len(late.rows)} of {late.n_delayed} delayed collectives ({late.n_collectives} made)",
+                f"worst: {worst_late} at seq {int(view.seq[worst])}, {call_text(view, worst)}",
+            ),
+            likely=(f"its {n_peers} lost {format_duration(late.lost_ns)} together waiting for it",),
+            facts={
+                "lateness_ns": int(median(late.lateness_ns)),
+                "n_late": len(late.rows),
+                "n_collectives": late.n_collectives,
+                "lost_ns": late.lost_ns,
+            },
+        ),
+        help=advice,
+    )

@@ -1,0 +1,363 @@
+"""Why the job hangs: every candidate cause, the root first, what merely follows from it marked as effect.
+
+Order of causes: the earliest call that does not fit its peers' (all that follows is its effect); then cycles of ranks
+that wait for each other; then ranks that never came; then, by time, ranks without a dump and calls that none holds up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.divergence import Divergence, find_divergences
+from rankscope.analyze.hangs.programs import Departure, Programs, programs_of
+from rankscope.analyze.hangs.view import JobView
+from rankscope.analyze.hangs.waits import Cycle, WaitGraph, WaitingCall, wait_graph
+from rankscope.model.finding import Certainty
+from rankscope.model.tables import MISSING, Trace
+
+_MAX_CALLS = 64  # of a cycle that are looked into
+_RULE_OF_KIND = {
+    "op": "op-mismatch",
+    "size": "size-mismatch",
+    "dtype": "dtype-mismatch",
+    "skip": "call-skipped",
+    "extra": "call-skipped",
+}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One candidate: which rule it falls under, who did it and where."""
+
+    rule: str
+    ranks: tuple[int, ...]
+    group: int
+    seq: int
+    certainty: Certainty
+    time_ns: int
+    match: int = MISSING
+    culprit_row: int = MISSING
+    peer_row: int = MISSING
+    divergence: Divergence | None = None
+    departure: Departure | None = None
+    calls: tuple[WaitingCall, ...] = ()
+    cycle: Cycle | None = None
+    blocked: frozenset[int] = frozenset()
+    is_effect: bool = False
+    also_possible: tuple[int, ...] = ()  # ranks without a dump that the data cannot tell from the culprit
+
+
+def find_causes(trace: Trace) -> list[Cause]:
+    """The root cause first; later ones are effects unless they stand on their own."""
+    view, graph, programs = derived(trace, JobView), wait_graph(trace), programs_of(trace)
+    diverged = [_from_divergence(view, divergence) for divergence in derived(trace, find_divergences)]
+    cyclic = [cause for cycle in graph.cycles() for cause in _from_cycle(view, graph, programs, cycle)]
+    departed = [cause for cause in cyclic if cause.departure is not None and cause.rule != "order-deadlock"]
+    ends = list(_from_absent(view, graph, programs))
+    departed += [cause for cause in ends if cause.departure is not None]
+    ordered = [
+        *sorted([*diverged, *departed], key=lambda cause: cause.time_ns),
+        *(cause for cause in cyclic if cause not in departed),
+        *(cause for cause in ends if cause not in departed),
+        *sorted(
+            [*_from_unknown(view, graph), *_from_complete(view, graph, {cause.match for cause in diverged})],
+            key=lambda cause: cause.time_ns,
+        ),
+        *_from_unpaired(view, graph),
+    ]
+    if not ordered:
+        return list(_silent_losses(view))
+    ordered = [replace(cause, blocked=frozenset(_blocked(graph, cause))) for cause in ordered]
+    return [ordered[0], *(replace(cause, is_effect=True) for cause in ordered[1:])]
+
+
+def _blocked(graph: WaitGraph, cause: Cause) -> set[int]:
+    matches = {call.match for call in cause.calls}
+    if cause.match != MISSING:
+        matches.add(cause.match)
+    if cause.divergence is not None:  # from there on the group is out of step, wherever it then hangs
+        matches.update(call.match for call in graph.calls.values() if call.group == cause.group and not call.is_p2p)
+    return graph.blocked_by(set(cause.ranks), matches)
+
+
+def _from_divergence(view: JobView, divergence: Divergence) -> Cause:
+    is_provable = divergence.basis in ("majority", "siblings") and divergence.shift is None
+    return Cause(
+        rule=_RULE_OF_KIND[divergence.kind],
+        ranks=divergence.ranks,
+        group=divergence.group,
+        seq=divergence.seq,
+        certainty="certain" if is_provable else "likely",
+        time_ns=divergence.time_ns,
+        match=view.collective_match[divergence.group, divergence.seq],
+        culprit_row=divergence.culprit_row,
+        peer_row=divergence.peer_row,
+        divergence=divergence,
+    )
+
+
+def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycle) -> Iterator[Cause]:
+    """A rank of the cycle that left out a call explains it; otherwise the order of calls does."""
+    # In small groups few are suspected; of a call of the whole world a thousand might be.
+    calls = sorted(cycle.calls, key=lambda call: (len(view.members[call.group]), call.match))[:_MAX_CALLS]
+    found = [_departed(view, programs, call, rank) for call in calls for rank in _suspects(call)]
+    departures = sorted((cause for cause in found if cause is not None), key=lambda cause: cause.time_ns)
+    if departures:
+        yield departures[0]
+        return
+    odd = _odd_ranks(view, programs, cycle)
+    call = min(cycle.calls, key=lambda call: _first_join(view, call))
+    peer_rows = [view.first_waiting[rank] for rank in cycle.ranks if rank not in odd]
+    culprit = view.first_waiting[odd[0]]
+    yield Cause(
+        rule="order-deadlock",
+        ranks=odd,
+        group=int(view.group[culprit]),
+        seq=int(view.seq[culprit]),
+        certainty="certain" if len(odd) == len(cycle.ranks) else "likely",
+        time_ns=_first_join(view, call),
+        match=graph.call_of_rank[odd[0]][0],
+        culprit_row=culprit,
+        peer_row=peer_rows[0] if peer_rows else view.first_waiting[cycle.ranks[-1]],
+        calls=cycle.calls,
+        cycle=cycle,
+    )
+
+
+def _suspects(call: WaitingCall) -> list[int]:
+    """Ranks that have not made the call, then those that made it and should perhaps not have."""
+    absent = [rank for rank, reason in call.held_up_by.items() if reason == "absent"]
+    return [*absent, *call.waiting][:8]
+
+
+def _departed(view: JobView, programs: Programs, call: WaitingCall, rank: int) -> Cause | None:
+    """The rank left out the very call that others wait in, or made one that nobody answers."""
+    departure = programs.departure(rank, _siblings(view, rank))
+    if departure is None or departure.shift.kind == "swapped":
+        return None
+    has_skipped = departure.shift.kind == "skipped"
+    rows = departure.expected.rows if has_skipped else programs.following(departure.row).tolist()
+    wrong = rows[: departure.shift.n_calls]
+    if has_skipped != (rank in call.held_up_by) or not any(bool(view.is_p2p[row]) == call.is_p2p for row in wrong):
+        return None
+    if not call.is_p2p:
+        # It must be of the group that waits; and what only differs from the past may be a step that comes seldom.
+        fits = [programs.group_class[call.group] == programs.row_class[row] for row in wrong]
+        is_sure = has_skipped or departure.expected.basis == "siblings" or view.first_waiting[rank] in wrong
+        if not any(fits) or not is_sure:
+            return None
+    # A synchronous rank shows one call only: whether it left the other out or makes it later cannot be seen.
+    if not call.is_p2p and has_skipped and departure.shift.n_agreeing < 2:
+        return None
+    peer_row = next((view.first_waiting[other] for other in call.waiting if other != rank), MISSING)
+    if not call.is_p2p:
+        peer_row = peer_row if has_skipped else departure.expected.rows[0]
+    return Cause(
+        rule="p2p-unmatched" if call.is_p2p else "call-skipped",
+        ranks=(rank,),
+        group=call.group,
+        seq=call.seq,
+        certainty="likely",
+        time_ns=int(view.created[departure.row]),
+        match=call.match,
+        culprit_row=departure.row,
+        peer_row=peer_row,
+        departure=departure,
+        calls=(call,),
+    )
+
+
+def _siblings(view: JobView, rank: int) -> list[int]:
+    """Ranks that may run the same program: those of the rank's smallest groups first."""
+    groups = sorted(
+        (members for members in view.members if rank in members), key=lambda members: (len(members), members)
+    )
+    ordered = dict.fromkeys(other for members in groups for other in members if other != rank and other in view.dumped)
+    return list(ordered)
+
+
+def _odd_ranks(view: JobView, programs: Programs, cycle: Cycle) -> tuple[int, ...]:
+    """Who is out of order: the smaller side of the cycle, else whoever left its usual order, else all of them."""
+    sides: dict[int, set[int]] = defaultdict(set)
+    for call in cycle.calls:
+        sides[call.match].update(rank for rank in call.waiting if rank in cycle.ranks)
+    shown = cycle.ranks[:64]
+    for is_unusual in (_has_departed, _has_unusual_successor, _waits_unusually):
+        unusual = [rank for rank in shown if is_unusual(view, programs, rank)]
+        if unusual and len(unusual) < len(shown):
+            return tuple(unusual)
+    smallest = min(sides.values(), key=len)
+    if len(sides) == 2 and any(len(side) > len(smallest) for side in sides.values()):
+        return tuple(sorted(smallest))
+    return cycle.ranks
+
+
+def _has_departed(view: JobView, programs: Programs, rank: int) -> bool:
+    departure = programs.departure(rank, _siblings(view, rank))
+    if departure is None:
+        return False
+    # A step that comes seldom differs from the past too, so that alone must point at the very call that waits.
+    is_close = departure.row == view.first_waiting[rank]
+    return is_close or (departure.expected.basis == "siblings" and departure.row < view.first_waiting[rank])
+
+
+def _has_unusual_successor(view: JobView, programs: Programs, rank: int) -> bool:
+    row = view.first_waiting[rank]
+    expected = programs.usual_successor(row)
+    return expected is not None and expected != programs.token[row]
+
+
+def _waits_unusually(view: JobView, programs: Programs, rank: int) -> bool:
+    row = view.first_waiting[rank]
+    return bool(programs.precedents(row)) and not programs.is_usual(row)
+
+
+def _first_join(view: JobView, call: WaitingCall) -> int:
+    return int(view.created[view.rows_of_match(call.match)].min())
+
+
+def _from_absent(view: JobView, graph: WaitGraph, programs: Programs) -> Iterator[Cause]:
+    """Ranks with a dump that wait in nothing and never came: stuck outside of collectives, or gone on without."""
+    together: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    calls_of: dict[int, list[WaitingCall]] = {}
+    for rank, calls in graph.absent_ends().items():
+        held = [call for call in calls if call.held_up_by[rank] == "absent"]
+        if rank not in view.dumped or not held or not view.is_idle(rank):
+            continue
+        for call in held if any(call.is_p2p for call in held) else ():
+            departed = _departed(view, programs, call, rank)
+            if departed is not None:
+                yield departed
+                return
+        calls_of[rank] = held
+        rows = view.rows_of(rank)
+        last = int(view.signatures.point[rows[-1]]) if len(rows) else MISSING
+        together[(last, min(call.match for call in held))].append(rank)
+    found = [_stuck(view, programs, ranks, calls_of) for ranks in together.values()]
+    yield from sorted(found, key=lambda cause: (-len(_blocked(graph, cause)), cause.time_ns))
+
+
+def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: dict[int, list[WaitingCall]]) -> Cause:
+    calls = tuple({call.match: call for rank in ranks for call in calls_of[rank]}.values())
+    rows = view.rows_of(ranks[0])
+    # Of several calls that wait for the rank, the one it would have made next; only then do times of hosts decide.
+    expected = programs.next_class(int(rows[-1])) if len(rows) else None
+    first = min(calls, key=lambda call: (int(programs.group_class[call.group]) != expected, _first_join(view, call)))
+    return Cause(
+        rule="rank-stuck",
+        ranks=tuple(sorted(ranks)),
+        group=first.group,
+        seq=first.seq,
+        certainty="certain",
+        time_ns=_first_join(view, first),
+        match=first.match,
+        culprit_row=int(rows[-1]) if len(rows) else MISSING,
+        peer_row=view.first_waiting[first.waiting[0]],
+        calls=calls,
+    )
+
+
+def _from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
+    """Ranks without a usable dump that others may wait for: the cause is the one that blocked the earliest call."""
+    held: dict[int, list[WaitingCall]] = defaultdict(list)
+    for call in graph.calls.values():
+        for rank, reason in call.held_up_by.items():
+            if reason == "unknown":
+                held[rank].append(call)
+    if not held:
+        return
+    # A rank that wrote a file, however damaged, was alive; it is suspected only where no other can be.
+    possible = set(held) - view.has_file or set(held)
+    calls = {call.match: call for rank in possible for call in held[rank]}.values()
+    first = min(calls, key=lambda call: (_first_join(view, call), call.match))
+    suspects = sorted(possible & {rank for rank, reason in first.held_up_by.items() if reason == "unknown"})
+    yield Cause(
+        rule="rank-lost",
+        ranks=tuple(suspects),
+        group=first.group,
+        seq=first.seq,
+        certainty="likely",
+        time_ns=_first_join(view, first),
+        match=first.match,
+        peer_row=view.first_waiting[first.waiting[0]],
+        calls=tuple(held[suspects[0]]),
+        also_possible=tuple(sorted(set(held) - set(suspects))),
+    )
+
+
+def _from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Iterator[Cause]:
+    """All members have joined, their calls fit, and still it does not end: the device or the network."""
+    n_signatures = view.trace.table("matches").array("n_signatures")
+    calls = [call for call in graph.complete_calls() if call.match not in diverged]
+    for call in sorted(calls, key=lambda call: (_first_join(view, call), call.match)):
+        row = view.first_waiting[call.waiting[0]]
+        joined = {int(view.rank[row]) for row in view.rows_of_match(call.match)}
+        members = set(view.members[call.group]) if not call.is_p2p else joined
+        # Counters show that they joined, but what they called is lost: it may not have fitted.
+        unseen = members - joined
+        yield Cause(
+            rule=_uneven_rule(view, call) if n_signatures[call.match] > 1 else "collective-stalled",
+            ranks=tuple(sorted(unseen or _not_started(view, call) or members)),
+            group=call.group,
+            seq=call.seq,
+            certainty="possible" if unseen else "certain",
+            time_ns=_first_join(view, call),
+            match=call.match,
+            culprit_row=row,
+            peer_row=row,
+            calls=(call,),
+        )
+
+
+def _uneven_rule(view: JobView, call: WaitingCall) -> str:
+    sizes = set(view.signatures.size[view.rows_of_match(call.match)].tolist())
+    return "size-mismatch" if len(sizes) > 1 else "dtype-mismatch"
+
+
+def _from_unpaired(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
+    """Transfers whose other side is not recorded (a receive from anyone): all that is known is that they wait."""
+    rows = [row for rank, row in view.first_waiting.items() if rank not in graph.call_of_rank]
+    for row in sorted(rows, key=lambda row: int(view.created[row])):
+        yield Cause(
+            rule="p2p-unmatched",
+            ranks=(int(view.rank[row]),),
+            group=int(view.group[row]),
+            seq=int(view.seq[row]),
+            certainty="possible",
+            time_ns=int(view.created[row]),
+            culprit_row=row,
+        )
+
+
+def _not_started(view: JobView, call: WaitingCall) -> set[int]:
+    """With timing on, the ranks whose kernel has not even begun while others' has."""
+    rows = view.rows_of_match(call.match)
+    started = view.calls.array("started_ns")[rows] > 0
+    return {int(rank) for rank in view.rank[rows[~started]]} if started.any() and not started.all() else set()
+
+
+def _silent_losses(view: JobView) -> Iterator[Cause]:
+    """No call waits, but the backend does not record how calls end, and a rank left no dump: it died, likely."""
+    backends = set(view.calls.text("backend").values)
+    missing = sorted({rank for members in view.members for rank in members} - view.dumped)
+    if not missing or not backends <= {"gloo", ""} or not len(view.calls):
+        return
+    rows = [int(view.rows_of(rank)[-1]) for rank in view.ranks if len(view.rows_of(rank))]
+    last = max(rows, key=lambda row: int(view.created[row]))
+    yield Cause(
+        rule="rank-lost",
+        ranks=tuple(missing),
+        group=int(view.group[last]),
+        seq=int(view.seq[last]),
+        certainty="likely",
+        time_ns=int(view.created[last]),
+        match=int(view.match[last]),
+        peer_row=last,
+    )
+
+
+def causes_of(trace: Trace) -> list[Cause]:
+    return derived(trace, find_causes)

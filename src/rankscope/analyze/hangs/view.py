@@ -1,0 +1,155 @@
+"""A job as the hang rules look at it: the tables as arrays, indexed by rank, group and position in the program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.signatures import Signatures, call_signatures
+from rankscope.model.tables import MISSING, Array, Table, Trace
+
+
+def signatures_of(trace: Trace) -> Signatures:
+    return call_signatures(trace.table("collectives"), trace.table("stacks"), trace.table("frames"))
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is known of one rank's collectives in one group."""
+
+    first: int  # oldest sequence number kept, MISSING when none is
+    last: int  # newest enqueued, MISSING when none was
+    completed: int
+    known: bool
+
+    def has_joined(self, seq: int) -> bool:
+        return self.known and self.last >= seq
+
+    def has_not_joined(self, seq: int) -> bool:
+        return self.known and self.last < seq
+
+
+class JobView:
+    """Calls in program order per rank, matches per group; everything by row number of `collectives`."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.calls: Table = trace.table("collectives")
+        self.signatures = derived(trace, signatures_of)
+        self.rank, self.group, self.seq = (self.calls.array(name) for name in ("rank", "group_id", "seq"))
+        self.match = self.calls.array("match_id")
+        self.is_p2p = self.calls.array("is_p2p")
+        self.is_member = self.calls.text("role").equals("member")
+        self.created = self.calls.array("created_ns") - self._offsets()
+        status = self.calls.text("status")
+        self.is_done = status.equals("done")
+        self.ranks: list[int] = trace.table("ranks").array("rank").tolist()
+        self.dumped = frozenset(self.ranks)
+
+    def _offsets(self) -> Array:
+        table = self.trace.table("ranks")
+        by_rank = np.zeros(int(max(table.array("rank").max(initial=0), self.rank.max(initial=0))) + 1, np.int64)
+        by_rank[table.array("rank")] = table.array("clock_offset_ns")
+        return by_rank[self.rank]
+
+    @cached_property
+    def members(self) -> list[tuple[int, ...]]:
+        table = self.trace.table("group_members")
+        groups, ranks = table.array("group_id"), table.array("rank")
+        bounds = np.searchsorted(groups, np.arange(len(self.trace.table("groups")) + 1))
+        return [tuple(ranks[bounds[i] : bounds[i + 1]].tolist()) for i in range(len(bounds) - 1)]
+
+    @cached_property
+    def windows(self) -> dict[tuple[int, int], Window]:
+        table = self.trace.table("group_progress")
+        names = ("group_id", "rank", "first_seq", "last_seq", "last_completed", "known")
+        columns = (table.array(name).tolist() for name in names)
+        return {(row[0], row[1]): Window(*row[2:]) for row in zip(*columns, strict=True)}
+
+    def window(self, group: int, rank: int) -> Window:
+        return self.windows.get((group, rank), Window(MISSING, MISSING, MISSING, False))
+
+    @cached_property
+    def program(self) -> Array:
+        """Rows in program order, rank after rank (members of coalesced groups left to their trailer)."""
+        rows = np.flatnonzero(~self.is_member)
+        return rows[np.lexsort((rows, self.rank[rows]))]
+
+    @cached_property
+    def _program_bounds(self) -> dict[int, tuple[int, int]]:
+        ranks = self.rank[self.program]
+        starts = np.searchsorted(ranks, self.ranks, "left").tolist()
+        ends = np.searchsorted(ranks, self.ranks, "right").tolist()
+        return dict(zip(self.ranks, zip(starts, ends, strict=True), strict=True))
+
+    def rows_of(self, rank: int) -> Array:
+        """The rank's calls in program order."""
+        start, end = self._program_bounds.get(rank, (0, 0))
+        return self.program[start:end]
+
+    @cached_property
+    def first_waiting(self) -> dict[int, int]:
+        """Per rank the oldest call that has not ended: later ones wait behind it."""
+        waiting = self.program[~self.is_done[self.program]]
+        ranks, first = np.unique(self.rank[waiting], return_index=True)
+        return dict(zip(ranks.tolist(), waiting[first].tolist(), strict=True))
+
+    @cached_property
+    def cut(self) -> frozenset[int]:
+        """Ranks of which only the older part of the dump could be read."""
+        files = self.trace.table("files")
+        return frozenset(files.array("rank")[files.text("status").equals("damaged")].tolist())
+
+    @cached_property
+    def has_file(self) -> frozenset[int]:
+        """Ranks that wrote something, readable or not: they were alive when the dumps were taken."""
+        files = self.trace.table("files")
+        return frozenset(files.array("rank")[~files.text("status").equals("ignored")].tolist())
+
+    @cached_property
+    def _busy(self) -> frozenset[int]:
+        """Ranks whose counters show a call that has not completed."""
+        status = self.trace.table("group_status")
+        is_open = status.array("last_enqueued") > status.array("last_completed")
+        return frozenset(status.array("rank")[is_open].tolist())
+
+    def is_idle(self, rank: int) -> bool:
+        """True when the rank certainly waits in no call; a cut dump has lost the newest ones, but not the counters."""
+        if rank in self.first_waiting:
+            return False
+        has_counters = bool((self.trace.table("group_status").array("rank") == rank).any())
+        return rank not in self.cut or (has_counters and rank not in self._busy)
+
+    @cached_property
+    def match_rows(self) -> tuple[Array, Array]:
+        """Rows ordered by match, and where each match begins in them."""
+        rows = np.flatnonzero(self.match >= 0)
+        rows = rows[np.argsort(self.match[rows], kind="stable")]
+        starts = np.searchsorted(self.match[rows], np.arange(len(self.trace.table("matches")) + 1))
+        return rows, starts
+
+    def rows_of_match(self, match: int) -> Array:
+        rows, starts = self.match_rows
+        return rows[starts[match] : starts[match + 1]]
+
+    @cached_property
+    def collective_match(self) -> dict[tuple[int, int], int]:
+        """(group, seq) -> match of the collectives."""
+        table = self.trace.table("matches")
+        is_collective = np.flatnonzero(~table.array("is_p2p"))
+        groups, seqs = table.array("group_id")[is_collective].tolist(), table.array("seq")[is_collective].tolist()
+        return dict(zip(zip(groups, seqs, strict=True), is_collective.tolist(), strict=True))
+
+    @cached_property
+    def last_activity_ns(self) -> int:
+        """The newest moment that any rank recorded: the job was alive then."""
+        newest = [self.calls.array(name).max(initial=MISSING) for name in ("created_ns", "started_ns")]
+        done = self.calls.array("completed_ns")[self.is_done]
+        return int(max(*newest, done.max(initial=MISSING)))
+
+
+def job_view(trace: Trace) -> JobView:
+    return derived(trace, JobView)

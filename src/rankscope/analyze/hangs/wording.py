@@ -1,0 +1,101 @@
+"""Puts causes into words: what all findings about a hang have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rankscope.analyze.hangs.evidence import (
+    collective_ref,
+    compare_sides,
+    group_ref,
+    location_of,
+    side_label,
+)
+from rankscope.analyze.hangs.verdict import Cause, causes_of
+from rankscope.analyze.hangs.view import JobView, job_view
+from rankscope.analyze.registry import RULES, Effect
+from rankscope.model.finding import Comparison, Evidence, Finding, count_noun
+from rankscope.model.tables import MISSING, Trace
+
+Describe = Callable[[JobView, Cause], Finding]
+NEEDS = ("collectives", "groups")
+_SHORTEST_WAIT_NS = 1_000_000_000
+
+
+def findings_of(trace: Trace, code: str, describe: Describe) -> Iterator[Finding | Effect]:
+    """The causes that fall under a rule, each put into words by `describe`."""
+    view = job_view(trace)
+    for cause in causes_of(trace):
+        if cause.rule == RULES[code].name:
+            finding = describe(view, cause)
+            yield Effect(finding) if cause.is_effect else finding
+
+
+def make_finding(view: JobView, cause: Cause, title: str, evidence: Evidence, help_text: str) -> Finding:
+    """The finding of a cause; the call that is shown is the peers', who did what the program wanted."""
+    shown = cause.peer_row if cause.peer_row != MISSING else cause.culprit_row
+    return Finding(
+        code=next(rule.code for rule in RULES.values() if rule.name == cause.rule),
+        rule=cause.rule,
+        severity="error",
+        certainty=cause.certainty,
+        title=title,
+        ranks=cause.ranks,
+        group=group_ref(view, cause.group),
+        collective=collective_ref(view, shown) if shown != MISSING else None,
+        location=location_of(view, cause.culprit_row),
+        peer_location=location_of(view, cause.peer_row),
+        evidence=evidence,
+        help=help_text,
+    )
+
+
+def make_evidence(view: JobView, cause: Cause, n_named: int, **parts: Any) -> Evidence:
+    """Adds what every cause has: how long it has been waited, and who else is blocked beyond the ranks it names."""
+    notes = (*parts.pop("notes", ()), *_blocked_note(cause, n_named))
+    return Evidence(notes=notes, waiting_ns=waiting_ns(view, cause), n_blocked=len(cause.blocked), **parts)
+
+
+def _blocked_note(cause: Cause, n_named: int) -> tuple[str, ...]:
+    n_others = len(cause.blocked) - n_named
+    if n_others <= 0:
+        return ()
+    return (f"{count_noun(n_others, 'more rank')} {waits(n_others)} for these: effects, not listed (--all)",)
+
+
+def waiting_ns(view: JobView, cause: Cause) -> int | None:
+    """How long the call has been waited in, as far as the records tell: they do not say when the dump was written."""
+    if cause.match == MISSING:
+        return None
+    rows = [row for row in view.rows_of_match(cause.match).tolist() if not view.is_done[row]]
+    if not rows:
+        return None
+    if any(view.calls.text("status")[row] == "aborted" for row in rows):
+        return int(view.calls.array("timeout_ns")[rows[0]])
+    waited = view.last_activity_ns - min(int(view.calls.array("created_ns")[row]) for row in rows)
+    return waited if waited >= _SHORTEST_WAIT_NS else None
+
+
+def normal_rows(view: JobView, cause: Cause) -> list[int]:
+    """The calls of the members that are not to blame, at the position in question."""
+    rows = view.rows_of_match(cause.match).tolist() if cause.match != MISSING else []
+    return [row for row in rows if int(view.rank[row]) not in cause.ranks]
+
+
+def compare_with(view: JobView, cause: Cause, peers: Sequence[int], odd: Sequence[int] = ()) -> Comparison | None:
+    """The group's last calls, peers beside culprits; None for transfers, which have no common sequence."""
+    if not peers or view.members[cause.group] == () or cause.seq < 1:
+        return None
+    culprits = list(odd or cause.ranks)
+    sides = [(side_label(peers), peers), (side_label(culprits), culprits)]
+    # Where operation and sizes agree, only the lines tell the two sides apart.
+    return compare_sides(view, cause.group, cause.seq, sides, with_lines=cause.rule == "call-skipped")
+
+
+def waits(number: int) -> str:
+    return "waits" if number == 1 else "wait"
+
+
+def has(number: int) -> str:
+    return "has" if number == 1 else "have"

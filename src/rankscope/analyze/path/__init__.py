@@ -1,0 +1,1 @@
+"""The critical path through the steps, and pipeline bubbles."""
