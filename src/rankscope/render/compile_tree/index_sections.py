@@ -284,7 +284,7 @@ def _compiled(page: Page, each: Compilation, later: Later | None) -> str:
     name = f"<b>{text(each.function)}</b>" if each.function else "not part of a compilation" if not each.key[1] else ""
     place = f' <span class="place">{text(page.shown(each.place))}</span>' if each.place else ""
     files = "".join(_file(output) for output in each.outputs)
-    n_files = f' <span class="faint">{count_noun(len(each.outputs), "file")}</span>'
+    n_files = f' <span class="faint whole">{count_noun(len(each.outputs), "file")}</span>'
     fail = f'<p class="fail">{text(each.fail)}</p>' if each.fail else ""
     body = fold(f"{name}{place}{n_files}", f'{fail}<ul class="files">{files}</ul>', later=later)
     return row(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from rankscope.render.html import text
 
 FILES: dict[str, str] = {
@@ -73,8 +75,13 @@ KINDS: dict[str, str] = {
 
 
 def about_file(name: str) -> str:
+    return _about(name.rpartition("_")[0] or name)
+
+
+@lru_cache(maxsize=4096)
+def _about(stem: str) -> str:
     """By the longest name that the file's begins with: numbers and hashes follow it."""
-    return FILES[max(known, key=len)] if (known := [known for known in FILES if name.startswith(known)]) else ""
+    return FILES[max(known, key=len)] if (known := [known for known in FILES if stem.startswith(known)]) else ""
 
 
 def help_html() -> str:
