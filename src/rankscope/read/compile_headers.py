@@ -117,6 +117,12 @@ class Metrics(msgspec.Struct):
     aotautograd_remote_cache_miss_count: int | None = None
 
 
+class StackRecord(msgspec.Struct):
+    """The frames of torch itself are many: they are decoded only where they matter."""
+
+    stack: list[Frame] | None = None
+
+
 class ShapeRecord(msgspec.Struct):
     """create_symbol, guard_added(_fast), symbolic_shape_specialization and the like."""
 
@@ -132,7 +138,6 @@ class ShapeRecord(msgspec.Struct):
     op: str | None = None
     unhinted_expr: str | None = None
     user_stack: list[Frame] | None = None
-    stack: list[Frame] | None = None
 
 
 _ENVELOPE = msgspec.json.Decoder(Envelope)

@@ -192,7 +192,9 @@ class Scan:
         ids, starts, headers, header_ends, ends = np.array(self._places, np.int64).reshape(-1, 5).T
         payload_starts = np.minimum(header_ends + 1, ends)
         n_payload = np.where(header_ends < ends, np.minimum(ends + 1, self.log.n_bytes) - payload_starts, 0)
-        checksums = [checksum.decode("ascii", "replace").strip() for checksum in self._checksums]
+        joined = b"".join(self._checksums).decode("ascii", "replace")
+        width = len(_NO_CHECKSUM)
+        checksums = [joined[at : at + width].rstrip() for at in range(0, len(joined), width)]
         columns: dict[str, Array | Text] = {
             "file_id": np.full(len(ids), file_id, np.int32),
             "record": np.arange(len(ids), dtype=np.int32),

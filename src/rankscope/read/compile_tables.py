@@ -9,7 +9,7 @@ import msgspec
 
 from rankscope.model.payloads import untabbed
 from rankscope.model.tables import MISSING
-from rankscope.read.compile_headers import Frame, Metrics, ShapeRecord, decode_kind, lenient, load_json
+from rankscope.read.compile_headers import Frame, Metrics, ShapeRecord, StackRecord, decode_kind, lenient, load_json
 from rankscope.read.compile_text import (
     TextFrame,
     located,
@@ -97,7 +97,7 @@ class RowMaker:
         ]
 
     def stack(self, record: Record) -> None:
-        start = decode_kind(record.header, record.kind, ShapeRecord)
+        start = decode_kind(record.header, record.kind, StackRecord)
         for depth, frame in enumerate(self.frames(start.stack)):
             self._put(
                 "compile_stacks", record, {"depth": depth, **located(frame), "is_user": is_user_frame(frame.file)}
@@ -118,16 +118,19 @@ class RowMaker:
             "source": shape.source or ", ".join(shape.sources or ()),
             "reason": shape.reason or "",
         }
-        self._put("guards", record, {**row, **located(self._own_frame(shape))})
+        self._put("guards", record, {**row, **located(self._own_frame(record, shape))})
 
     def problem(self, record: Record) -> None:
         shape: ShapeRecord = decode_kind(record.header, record.kind, ShapeRecord)
         message = ": ".join(filter(None, (shape.op, shape.reason, shape.expr)))
         row = {"kind": record.kind, "type": record.kind, "message": message}
-        self._put("compile_errors", record, {**row, **located(self._own_frame(shape))})
+        self._put("compile_errors", record, {**row, **located(self._own_frame(record, shape))})
 
-    def _own_frame(self, shape: ShapeRecord) -> TextFrame | None:
-        return user_frame(self.frames(shape.user_stack)) or user_frame(self.frames(shape.stack))
+    def _own_frame(self, record: Record, shape: ShapeRecord) -> TextFrame | None:
+        own = user_frame(self.frames(shape.user_stack))
+        if own is not None:
+            return own
+        return user_frame(self.frames(decode_kind(record.header, record.kind, StackRecord).stack))
 
     def artifact(self, record: Record) -> None:
         if record.name == "recompile_reasons":

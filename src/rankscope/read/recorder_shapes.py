@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -134,6 +135,7 @@ _NOT_USER = re.compile(
 )
 
 
+@functools.lru_cache(maxsize=1 << 16)  # the same few files are on every stack
 def is_user_frame(file: str) -> bool:
     """False for frames of torch, of Python's own library and of launchers."""
     return bool(file) and not _NOT_USER.search(file)
