@@ -93,7 +93,7 @@ def test_all_ranks_makes_a_landing_page_for_one_rank_too(logs: Path) -> None:
     assert Path("tl_out/rank_0/raw.log").is_file()
 
 
-def test_the_newest_run_is_reported_and_the_others_are_mentioned(
+def test_tlparse_defect_1_the_newest_run_is_reported_and_the_others_are_mentioned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Defect: a folder cannot be given at all, and --latest always fails."""
@@ -177,7 +177,7 @@ def test_plain_text_writes_code_as_text(tmp_path: Path) -> None:
     assert [path.suffix for path in Path("tl_out").rglob("inductor_output_code*")] == [".txt"]
 
 
-def test_strict_passes_a_whole_log_of_a_distributed_job(tmp_path: Path) -> None:
+def test_tlparse_defect_2_strict_passes_a_whole_log_of_a_distributed_job(tmp_path: Path) -> None:
     """Defect: --strict fails on every one, because torch_version has no rank."""
     assert run(recompiling_log(1).torch_version().write(tmp_path / "logs"), "--strict") == 0
 

@@ -115,7 +115,7 @@ def test_guards_that_are_not_json_use_up_no_number(tmp_path: Path) -> None:
     assert paths_of(tmp_path, log) == ["-_0_0_0/dynamo_guards_0a.html", "-_0_0_0/dynamo_guards_0.html"]
 
 
-def test_unknown_kinds_are_listed_with_their_compilation(tmp_path: Path) -> None:
+def test_tlparse_defect_18_unknown_kinds_are_listed_with_their_compilation(tmp_path: Path) -> None:
     log = LogBuilder().graph().record("brand_new", {"a": 1}, "text", **ids_of("0/0")).record("empty_new", {})
     _, output = planned(log.write(tmp_path))
     assert (output.how, output.name, output.label, output.number) == ("unknown", "brand_new", "[0/0]", 0)

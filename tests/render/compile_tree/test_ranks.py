@@ -84,13 +84,13 @@ def with_code(log: LogBuilder, compile_id: str, *calls: str) -> LogBuilder:
     return log.record("inductor_output_code", {"filename": "/cache/abc.py"}, body, **ids_of(compile_id))
 
 
-def test_defect_3_identical_ranks_do_not_diverge_when_one_logs_without_an_id(tmp_path: Path) -> None:
+def test_tlparse_defect_3_identical_ranks_do_not_diverge_when_one_logs_without_an_id(tmp_path: Path) -> None:
     page = made(tmp_path, compiled(0, "0/0").chromium("compile_file", compile_id=""), compiled(1, "0/0"))
     assert "The same 1 compilation on both ranks." in page.about("Compilations")
     assert "different way" not in page.text
 
 
-def test_defect_7_schedules_behind_the_first_are_compared_and_written(tmp_path: Path) -> None:
+def test_tlparse_defect_7_schedules_behind_the_first_are_compared_and_written(tmp_path: Path) -> None:
     logs = [compiled(rank, "0/0").artifact(SCHEDULE, [REDUCE, WAIT], "0/0") for rank in range(3)]
     for rank, log in enumerate(logs):
         log.artifact(SCHEDULE, [GATHER if rank == 2 else REDUCE, WAIT], "0/0")
@@ -103,7 +103,7 @@ def test_defect_7_schedules_behind_the_first_are_compared_and_written(tmp_path: 
     ]
 
 
-def test_defect_8_file_names_of_one_rank_do_not_reach_another(tmp_path: Path) -> None:
+def test_tlparse_defect_8_file_names_of_one_rank_do_not_reach_another(tmp_path: Path) -> None:
     first = LogBuilder(rank=0).start("0/0", [Site("/job/first.py", 3, "one")])
     second = (
         LogBuilder(rank=1)
@@ -120,7 +120,7 @@ def test_defect_8_file_names_of_one_rank_do_not_reach_another(tmp_path: Path) ->
     }
 
 
-def test_defect_9_two_logs_of_a_rank_are_one_row_and_unranked_logs_are_shown(tmp_path: Path) -> None:
+def test_tlparse_defect_9_two_logs_of_a_rank_are_one_row_and_unranked_logs_are_shown(tmp_path: Path) -> None:
     for pid, compile_id in ((1, "0/0"), (2, "1/0")):
         LogBuilder(rank=0, pid=pid).start(compile_id).metrics(compile_id).write(
             tmp_path / "logs", log_name(0, f"p{pid}")
@@ -133,7 +133,7 @@ def test_defect_9_two_logs_of_a_rank_are_one_row_and_unranked_logs_are_shown(tmp
     assert "logs that tell no rank: compared with none" in page.text
 
 
-def test_defect_14_nothing_matches_where_nothing_was_logged(tmp_path: Path) -> None:
+def test_tlparse_defect_14_nothing_matches_where_nothing_was_logged(tmp_path: Path) -> None:
     page = made(tmp_path, compiled(0, "0/0"), compiled(1, "0/0"))
     assert "log_tlparse = True" in page.about("Shapes, strides and types of tensors")
     assert "record_and_log_graph_execution_order()" in page.about("Order in which graphs ran")

@@ -119,7 +119,7 @@ def test_metrics_pages_show_every_field(tmp_path: Path) -> None:
     assert "1.5 s" in page(tree, "compilation_metrics_runtime_0a")
 
 
-def test_guards_of_every_attempt_are_shown_not_only_of_the_first(tmp_path: Path) -> None:
+def test_tlparse_defect_6_guards_of_every_attempt_are_shown_not_only_of_the_first(tmp_path: Path) -> None:
     """Defect: guards and specializations of attempt 1 and later, or logged behind the metrics, are never shown."""
     log = LogBuilder().start()
     for attempt in (0, 1):
@@ -151,7 +151,7 @@ def test_metrics_pages_link_the_files_of_the_compilation(tmp_path: Path) -> None
     assert 'href="../-_0_0_0/dynamo_output_graph_1.txt"' in html
 
 
-def test_restart_reasons_are_escaped_and_have_a_source(tmp_path: Path) -> None:
+def test_tlparse_defect_13_restart_reasons_are_escaped_and_have_a_source(tmp_path: Path) -> None:
     """Defects: a reason runs as script; empty reasons make empty rows; no source is shown."""
     log = LogBuilder().start().graph_break("0/0", TRAIN, 77, "item()")
     log.metrics(restart_reasons=[HOSTILE, "", "  "])
@@ -162,7 +162,7 @@ def test_restart_reasons_are_escaped_and_have_a_source(tmp_path: Path) -> None:
     assert f"{TRAIN}:77 in forward" in html
 
 
-def test_a_backend_failure_has_the_place_of_the_logged_error(tmp_path: Path) -> None:
+def test_tlparse_defect_16_a_backend_failure_has_the_place_of_the_logged_error(tmp_path: Path) -> None:
     """Defect: its source is shown as N/A:0."""
     trace = (
         f'Traceback (most recent call last):\n  File "{TRAIN}", line 41, in my_backend\n    raise X\nRuntimeError: no'
@@ -174,7 +174,7 @@ def test_a_backend_failure_has_the_place_of_the_logged_error(tmp_path: Path) -> 
     assert "N/A" not in html
 
 
-def test_a_failure_without_a_reason_is_a_row_and_not_the_end(tmp_path: Path) -> None:
+def test_tlparse_defect_12_a_failure_without_a_reason_is_a_row_and_not_the_end(tmp_path: Path) -> None:
     """Defect: the whole run aborts."""
     tree = written(tmp_path, LogBuilder().start().metrics(fail_type="Unsupported").graph("1/0"))
     assert "Unsupported" in page(tree, "failures_and_restarts")
@@ -199,7 +199,7 @@ def test_raw_jsonl_has_the_header_the_origin_and_the_payload_of_each_record(tmp_
     assert new["payload_filename"] == f"payloads/{md5(b'x').hexdigest()}.txt"
 
 
-def test_raw_jsonl_has_the_year_and_zone_of_the_job_not_of_today(tmp_path: Path) -> None:
+def test_tlparse_defect_15_raw_jsonl_has_the_year_and_zone_of_the_job_not_of_today(tmp_path: Path) -> None:
     """Defect: local time of the current year, marked as UTC."""
     log = LogBuilder(at="2019-03-01 12:00:00", zone=2).graph().chromium("dynamo")
     assert raw_records(written(tmp_path, log))[1]["timestamp"] == "2019-03-01T10:00:00.000000Z"
@@ -217,7 +217,7 @@ def test_raw_jsonl_keeps_records_that_have_our_keys_themselves(tmp_path: Path) -
     assert record["payload_filename"].startswith("payloads/")
 
 
-def test_records_of_unexpected_shape_are_kept(tmp_path: Path) -> None:
+def test_tlparse_defect_11_records_of_unexpected_shape_are_kept(tmp_path: Path) -> None:
     """Defect: a size that is a text, a line that is null or a file -1 drop the whole record."""
     log = LogBuilder().record("describe_storage", {"id": 0, "describer_id": 0, "size": "8*s0"})
     log.record("dynamo_start", {"stack": [{"line": None, "name": "f", "filename": -1}]}, **ids_of("0/0"))
@@ -236,7 +236,7 @@ def test_what_is_no_record_is_told_in_raw_jsonl(tmp_path: Path) -> None:
     ]
 
 
-def test_an_invalid_byte_costs_nothing_else(tmp_path: Path) -> None:
+def test_tlparse_defect_10_an_invalid_byte_costs_nothing_else(tmp_path: Path) -> None:
     """Defect: one byte that is no UTF-8 and nothing is written at all."""
     payload = b"bad \xff byte"
     log = LogBuilder().record("aot_joint_graph", {}, payload, **ids_of("0/0"))
@@ -274,7 +274,7 @@ def test_a_log_with_converted_line_ends_gives_the_payloads_as_they_were(tmp_path
     assert (own / "-_0_0_0/dynamo_output_graph_0.txt").read_bytes() == b"a\r\nb"
 
 
-def test_nothing_is_written_outside_of_the_tree(tmp_path: Path) -> None:
+def test_tlparse_defect_13_nothing_is_written_outside_of_the_tree(tmp_path: Path) -> None:
     """Defect: an artifact called ../../../x is written outside of the report."""
     log = LogBuilder()
     for name in ("../../../escaped", "/escaped", "a/../../escaped"):
