@@ -1,6 +1,6 @@
 """Measures rankscope, tlparse and a bare scan of all headers on the same TORCH_TRACE logs.
 
-python bench/compile_log.py              all cases, about half an hour
+python bench/compile_log.py              all cases, about a quarter of an hour
 python bench/compile_log.py --quick      one small case, to see that everything runs
 python bench/compile_log.py --write      puts the tables into bench/README.md
 """

@@ -12,6 +12,8 @@ from rankscope.analyze.comm.matching import METHODS
 from rankscope.analyze.comm.profile_clocks import matching_of
 from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, simulate_profile
 
+pytestmark = pytest.mark.slow
+
 PAIR = {"group_name": "0", "group_ranks": "[0, 1]"}
 
 

@@ -14,6 +14,8 @@ from rankscope.analyze.comm.stragglers import standings_of
 from rankscope.model.tables import Trace
 from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, simulate_profile
 
+pytestmark = pytest.mark.slow
+
 STEP = 10_000.0
 GROUP = {"group_name": "0", "group_ranks": "[0, 1, 2, 3]"}
 

@@ -13,6 +13,8 @@ from analyze.device_tables import Row, findings, step
 from rankscope.model.tables import Trace
 from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, simulate_profile
 
+pytestmark = pytest.mark.slow
+
 EXPERTS = {"group_name": "3", "group_desc": "ep", "group_ranks": "[0, 1, 2, 3]", "op": "all_to_all", "dtype": "Byte"}
 
 

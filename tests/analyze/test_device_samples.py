@@ -20,7 +20,10 @@ from rankscope.model.database import database
 from rankscope.model.tables import Trace
 
 SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples" / "kineto"
-pytestmark = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the sample traces are not here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SAMPLES.is_dir(), reason="the sample traces are not here"),
+]
 
 NCCL_DATA = "nccl_parser_config/nccl_data.json.gz"
 NS_RESOLUTION = "ns_resolution_trace/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz"

@@ -10,6 +10,8 @@ from analyze.host_events import BACKWARD, Process, capture, measure
 from rankscope.analyze.host import rules as host_rules
 from rankscope.model.finding import Finding
 
+pytestmark = pytest.mark.slow
+
 METRICS = (
     "call_tree",
     "ops",

@@ -8,6 +8,8 @@ from rankscope.analyze.host import rules as host_rules
 from rankscope.model.finding import Finding
 from rankscope.model.tables import Table, Trace
 
+pytestmark = pytest.mark.slow
+
 needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the sample traces are not here")
 ALL_RULES = (host_rules.launch_bound, host_rules.queue_full, host_rules.host_syncs, host_rules.launch_delay)
 

@@ -6,6 +6,8 @@ import rankscope
 from analyze.host_events import BACKWARD, MAIN, SAMPLES, Process, capture, measure
 from rankscope.analyze.metric import Selection
 
+pytestmark = pytest.mark.slow
+
 needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the sample traces are not here")
 
 

@@ -25,6 +25,8 @@ from rankscope.analyze.intervals import (
 )
 from rankscope.model.tables import Array
 
+pytestmark = pytest.mark.slow
+
 EPOCH_NS = 1_700_000_000_123_456_789
 Rows = list[tuple[int, int, int, int]]  # group, start, length, kind
 ROWS = st.lists(

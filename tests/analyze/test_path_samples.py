@@ -15,7 +15,7 @@ NSYS = SAMPLES.parent / "nsys" / "h100_2gpu_1s.sqlite"
 NAMES = sorted({str(path.parent.relative_to(SAMPLES)) for path in SAMPLES.rglob("*.json.gz")})
 if NSYS.exists():
     NAMES.append(str(Path("..", "nsys", NSYS.name)))
-pytestmark = pytest.mark.skipif(not NAMES, reason="needs the sample traces")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not NAMES, reason="needs the sample traces")]
 
 
 def load(name: str) -> Trace:

@@ -10,6 +10,8 @@ from analyze.device_tables import at, findings, rows_of
 from rankscope.analyze.comm.profile_clocks import matching_of
 from rankscope.simulate.profiler import ProfileNoise, ProfileSpec, simulate_profile
 
+pytestmark = pytest.mark.slow
+
 GROUP = {"group_name": "0", "group_ranks": "[0, 1, 2, 3]"}
 MAX_P90_NS = 300_000
 

@@ -16,6 +16,8 @@ from rankscope.model.finding import Finding
 from rankscope.model.tables import Trace
 from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, ProfileTruth, simulate_profile
 
+pytestmark = pytest.mark.slow
+
 
 def training_rank(
     rank: int, compute: float, *, slowest: float = 300, host_us: float = 0, moves_us: tuple[float, ...] = (20, 20)

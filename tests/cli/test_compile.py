@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
+import subprocess
+import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cli.running import clean_environment
 from rankscope.cli import main
 from rankscope.commands.serving import report_server
 from rankscope.simulate.compile_log import TRAIN, LogBuilder
@@ -253,3 +258,19 @@ def test_the_server_gives_the_report_to_this_machine_only(tmp_path: Path) -> Non
         assert ask(port, "PUT", "/x")[0] == 501
         assert ask(port, "GET", "/../secret")[0] == 404
         assert ask(port, "GET", "/%2e%2e/secret")[0] == 404
+
+
+def test_serve_shows_the_report_until_it_is_interrupted(logs: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rankscope", "compile", str(logs), "-o", "served", "--fail-on", "never", "--serve"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            url = process.stderr.readline().removeprefix("Serving the report at ").partition(" ")[0]
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                assert "torch.compile" in answer.read().decode()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

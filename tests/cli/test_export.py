@@ -15,6 +15,8 @@ from rankscope.cli import main
 from rankscope.model.tables import SCHEMA, Trace
 from rankscope.simulate import Fault, JobSpec, Mesh, simulate
 
+pytestmark = pytest.mark.slow
+
 Rows = list[tuple[Any, ...]]
 
 

@@ -15,6 +15,8 @@ from rankscope.cli import build_parser, main
 from rankscope.commands.fr import parse_ranks
 from rankscope.simulate import Fault, JobSpec, Mesh, Noise, simulate
 
+pytestmark = pytest.mark.slow
+
 TORCH_FLAGS = [
     *("--selected-ranks", "--allow-incomplete-ranks", "--pg-filters", "--output", "--prefix", "--just_print_entries"),
     *("--verbose", "--print_stack_trace", "--mismatch_cap", "--transform-ft", "--group-world-size", "-o", "-p", "-j"),

@@ -11,6 +11,8 @@ from rankscope.cli import main
 from rankscope.model.tables import SCHEMA
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
+pytestmark = pytest.mark.slow
+
 Output = pytest.CaptureFixture[str]
 
 

@@ -10,6 +10,8 @@ import pytest
 from cli.running import run_rankscope
 from rankscope.simulate import Fault, JobSpec, Mesh, simulate
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def hung_job(tmp_path_factory: pytest.TempPathFactory) -> Path:

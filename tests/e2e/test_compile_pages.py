@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from compile_page_building import HOSTILE, crowded_log, hostile_log, index_alone, job_log, report_of
+from rankscope.cli import main
 from rankscope.render.compile_tree.single_file import pack_folder
 from rankscope.simulate.compile_log import LogBuilder, ids_of
+from render.compile_tree.test_provenance import training_step
 
 pytestmark = pytest.mark.e2e
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 expect = playwright.expect
-CHROMIUM = "/usr/bin/chromium"
-if not os.path.exists(CHROMIUM):
-    pytest.skip(f"needs {CHROMIUM}", allow_module_level=True)
+CHROMIUM = shutil.which("chromium") or ""
+if not CHROMIUM:
+    pytest.skip("needs chromium", allow_module_level=True)
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -335,3 +337,19 @@ CONTRAST = """selectors => {
     return [selector, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
   }));
 }"""
+
+
+def test_lines_of_graphs_and_code_that_belong_together_light_up(opened: Opened, tmp_path: Path) -> None:
+    training_step().write(tmp_path / "logs")
+    folder = tmp_path / "report"
+    assert main(["compile", str(tmp_path / "logs"), "-o", str(folder), "--provenance", "--fail-on", "never"]) == 0
+    page = opened.goto(folder / "provenance_tracking_-_0_0_0.html")
+    forward = page.locator("section[data-mappings]").first
+
+    forward.locator("[data-pane=pre] .line", has_text="torch.relu(x)").click()
+
+    expect(forward.locator("[data-pane=pre] .chosen")).to_have_text('        y: "f32[8]" = torch.relu(x)')
+    expect(forward.locator("[data-pane=post] .lit")).to_have_text(re.compile(r"relu: .* torch.ops.aten.relu"))
+    expect(forward.locator("[data-pane=cpp] .lit, [data-pane=python] .lit").first).to_contain_text("cpp_fused_0")
+    page.keyboard.press("Escape")
+    expect(forward.locator(".lit")).to_have_count(0)

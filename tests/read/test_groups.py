@@ -8,12 +8,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
 from read.dumps import make_dump, make_entry, rows_of
+
+pytestmark = pytest.mark.slow
 
 WORLD = 6
 # Gloo registers its groups before they have a name.

@@ -140,3 +140,22 @@ def test_what_is_no_time_is_missing() -> None:
         1_794_809_900_896_000_000,
         MISSING,
     ]
+
+
+@pytest.mark.parametrize(
+    ("stamp", "expected"),
+    [
+        (b"0211 16:42:20.419000", "2026-02-11 16:42:20"),  # closer to the next February, which has not come yet
+        (b"1116 20:00:00.000000", "2026-11-16 20:00:00"),  # the file's own day, in a zone ahead of UTC
+        (b"1224 00:00:00.000000", "2025-12-24 00:00:00"),
+        (b"0229 00:00:00.000000", "2024-02-29 00:00:00"),
+    ],
+)
+def test_without_an_absolute_time_no_line_is_younger_than_its_file(stamp: bytes, expected: str) -> None:
+    written = datetime(2026, 11, 16, 9, tzinfo=timezone.utc)
+    clock = LineClock(int(written.timestamp()) * 10**9)
+
+    [found] = clock.times_ns([stamp]).tolist()
+
+    told = datetime.fromtimestamp(found / 1e9, timezone.utc)
+    assert told.strftime("%Y-%m-%d %H:%M:%S") == expected

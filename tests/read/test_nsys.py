@@ -20,6 +20,8 @@ from read.nsys_exports import (
     training_export,
 )
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples" / "nsys"
 needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the shared samples are not here")
 

@@ -15,6 +15,8 @@ from rankscope.model.tables import Trace
 from rankscope.pipeline import load
 from read.nsys_exports import NsysExport, rows_of, training_export
 
+pytestmark = pytest.mark.slow
+
 REPORT = b"NVIDIA Tegra Profiler Report 2025@5@1@121-255136380782v0" + bytes(64)
 
 

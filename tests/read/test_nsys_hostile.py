@@ -15,6 +15,8 @@ from rankscope.errors import InputError
 from rankscope.pipeline import load
 from read.nsys_exports import NsysExport, rows_of, training_export
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

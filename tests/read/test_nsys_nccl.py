@@ -19,6 +19,8 @@ from read.nsys_exports import (
     rows_of,
 )
 
+pytestmark = pytest.mark.slow
+
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from read.nsys_exports import COMMUNICATOR, JOIN, NsysExport, load_export
 
+pytestmark = pytest.mark.slow
+
 
 def ranks_of(export: NsysExport, folder: Path, name: str) -> list[int]:
     return list(load_export(export, folder, name).table("profiles").array("rank").tolist())

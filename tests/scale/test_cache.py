@@ -17,6 +17,8 @@ from rankscope.pipeline import load
 from rankscope.read import cache, event_stream
 from scale.comparing import contents, write_traces
 
+pytestmark = pytest.mark.slow
+
 
 def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:

@@ -19,6 +19,8 @@ from rankscope.read.remote import RemoteFile, RemoteStream, find_remote, without
 from read.dumps import hung_job, rows_of
 from scale.comparing import contents
 
+pytestmark = pytest.mark.slow
+
 
 def upload(store: Any, folder: Path, url: str) -> None:
     for file in folder.iterdir():

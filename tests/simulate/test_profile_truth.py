@@ -28,6 +28,8 @@ from simulate.profile_reading import (
     steps_of,
 )
 
+pytestmark = pytest.mark.slow
+
 DATA_PARALLEL = ProfileSpec(data_parallel=4, n_steps=2, n_layers=2, n_microbatches=2, ranks_per_host=2)
 PIPELINE = replace(DATA_PARALLEL, data_parallel=2, stages=3)
 TINY = replace(DATA_PARALLEL, n_steps=1, n_layers=1, n_microbatches=1)

@@ -16,6 +16,8 @@ from rankscope.errors import UsageError
 from rankscope.simulate import FAULT_HELP, FAULTS, Fault, JobSpec, Mesh, Noise, simulate
 from simulate.dump_reading import Dump, collectives_on, dumps_of, own_location, peers_in, pending, signature, works
 
+pytestmark = pytest.mark.slow
+
 MESHES = [Mesh(4, 2, 1), Mesh(2, 1, 1), Mesh(3, 1, 1), Mesh(1, 4, 1), Mesh(2, 2, 2), Mesh(2, 1, 4), Mesh(4, 2, 4)]
 RULES = {
     "lost": "rank-lost",

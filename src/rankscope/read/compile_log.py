@@ -145,5 +145,5 @@ def _problem(plain: PlainLog, n_bad: int, n_records: int, is_cut: bool) -> str:
     if n_bad:
         problems.append(f"holds {n_bad:,} of {n_records:,} records that are not laid out as torch does")
     if is_cut and not plain.problem:
-        problems.append("is cut short in its last record")
+        problems.append("is cut short or changed in its last record")
     return " and ".join(problems) + "; all others were read" if problems else ""

@@ -15,16 +15,21 @@ _DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 16, 17, 18, 19]  # of MMDD HH
 _WEIGHTS = np.array([1000, 100, 10, 1, *[10, 1] * 3, *(10**power for power in range(5, -1, -1))])
 _QUARTER_NS = 15 * 60 * 10**9  # zones differ from UTC by multiples of this
 _FURTHEST_ZONE_NS = 15 * 3600 * 10**9  # none is further from UTC than 14 hours
+_DAY_NS = 24 * 3600 * 10**9
 _MAX_NS = 1 << 62
 _UTC = datetime.timezone.utc
 
 
 class LineClock:
-    """Turns `1116 06:18:20.896000` into nanoseconds since the epoch. The year is the one that comes closest."""
+    """Turns `1116 06:18:20.896000` into nanoseconds since the epoch.
 
-    def __init__(self, near_ns: int) -> None:
-        """`near_ns`: when the file was written, for as long as no record tells better."""
-        self._near_ns = near_ns
+    Lines are not younger than their file: the year is the last one that fits, until a record tells its absolute time.
+    From then on it is the one that comes closest to that.
+    """
+
+    def __init__(self, written_ns: int) -> None:
+        """`written_ns`: when the file was last written to, or a moment after all of its lines."""
+        self._near_ns = written_ns
         self._zone_ns = 0
         self.is_absolute = False
 
@@ -32,13 +37,13 @@ class LineClock:
         """Learns year and zone from a record that was written at a known time, unless that makes no sense."""
         if not 0 < absolute_ns < _MAX_NS:
             return
-        near_ns, self._near_ns = self._near_ns, int(absolute_ns)
+        before = self._near_ns
+        self._near_ns, self.is_absolute = int(absolute_ns), True
         local_ns = int(self._local_ns([stamp])[0])
         if local_ns == MISSING or abs(local_ns - absolute_ns) > _FURTHEST_ZONE_NS:
-            self._near_ns = near_ns
+            self._near_ns, self.is_absolute = before, False
             return
         self._zone_ns = round((local_ns - absolute_ns) / _QUARTER_NS) * _QUARTER_NS
-        self.is_absolute = True
 
     def times_ns(self, stamps: Sequence[bytes]) -> Array:
         """All times of a file, MISSING for what is no time."""
@@ -54,21 +59,24 @@ class LineClock:
         dates = np.where(is_time, parts[:, :4].sum(axis=1), 0)
         midnights = np.full(10_000, MISSING, np.int64)
         for date in np.bincount(dates).nonzero()[0].tolist():
-            midnights[date] = _midnight_ns(date, self._near_ns)
+            days = _midnights_ns(date, self._near_ns)
+            if not self.is_absolute:
+                days = [day for day in days if day <= self._near_ns + _DAY_NS] or days  # their zone may be ahead of UTC
+            midnights[date] = min(days, key=lambda day: abs(day - self._near_ns), default=MISSING)
         hours, minutes, seconds = (parts[:, at : at + 2].sum(axis=1) for at in (4, 6, 8))
         times = midnights[dates] + (hours * 3600 + minutes * 60 + seconds) * 10**9 + parts[:, 10:].sum(axis=1) * 1000
         return np.where(midnights[dates] == MISSING, MISSING, times)
 
 
 @functools.lru_cache(maxsize=1024)
-def _midnight_ns(date: int, near_ns: int) -> int:
-    """The beginning of the day `MMDD` that is closest to the given time; MISSING when there is no such day."""
+def _midnights_ns(date: int, near_ns: int) -> list[int]:
+    """The beginnings of the day `MMDD` in the years around the given time; none when there is no such day."""
     year = datetime.datetime.fromtimestamp(near_ns / 1e9, _UTC).year
     midnights = []
-    for candidate in (year - 1, year, year + 1):
+    for candidate in range(year - 4, year + 2):
         try:
             day = datetime.datetime(candidate, date // 100, date % 100, tzinfo=_UTC)
         except ValueError:  # the 29th of February exists only in some years
             continue
         midnights.append(int(day.timestamp()) * 10**9)
-    return min(midnights, key=lambda midnight: abs(midnight - near_ns), default=MISSING)
+    return midnights

@@ -173,12 +173,13 @@ class _Log:
         for position, prefix in enumerate(prefixes):
             months.setdefault((prefix.year, prefix.stamp[:2] if prefix.year else b""), []).append(position)
         for (year, month), positions in months.items():
-            clock = LineClock(_middle_ns(year, month) if year else self.source.modified_ns)
+            clock = LineClock(_end_ns(year, month) if year else self.source.modified_ns)
             times[positions] = clock.times_ns([prefixes[position].stamp for position in positions])
         return times
 
 
-def _middle_ns(year: int, month: bytes) -> int:
+def _end_ns(year: int, month: bytes) -> int:
+    """A moment behind all days of the month, and before the same month of the next year."""
     number = min(max(int(month), 1), 12)
-    middle = datetime.datetime(min(max(year, 1971), 2200), number, 15, tzinfo=datetime.timezone.utc)
-    return int(middle.timestamp()) * 10**9
+    begin = datetime.datetime(min(max(year, 1971), 2200), number, 1, tzinfo=datetime.timezone.utc)
+    return int((begin + datetime.timedelta(days=31)).timestamp()) * 10**9
