@@ -12,7 +12,7 @@ import pytest
 from rankscope.model.tables import Trace
 from rankscope.pipeline import diagnose, load
 from rankscope.render.compile_tree.export_page import write_export
-from rankscope.render.compile_tree.outputs import TreeOptions
+from rankscope.render.compile_tree.outputs import TreeOptions, plan_ranks
 from rankscope.simulate.compile_log import LogBuilder, Site
 from read.compile_log_reading import load_logs
 
@@ -22,8 +22,9 @@ TORCH = Site("/site-packages/torch/nn/modules/module.py", 1789, "_call_impl", "r
 
 
 def written(trace: Trace, folder: Path) -> dict[str, str]:
-    file_ids = trace.table("compile_logs").array("file_id").tolist()
-    paths = write_export(trace, diagnose(trace), file_ids, str(folder / "out"), TreeOptions(export=True))
+    options = TreeOptions(export=True)
+    [tree] = plan_ranks(trace, options)
+    paths = write_export(trace, diagnose(trace), tree, str(folder / "out"), options)
     return {path: (folder / "out" / path).read_text("utf-8") for path in paths}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
-from rankscope.render.compile_tree.outputs import TreeOptions, plan_outputs, records_of
+from rankscope.render.compile_tree.outputs import TreeOptions, plan_outputs, plan_ranks, records_of
 from rankscope.render.compile_tree.provenance import graphs_of, readable_stack_traces, write_provenance
 from rankscope.render.compile_tree.provenance_lines import Graph, line_mappings
 from rankscope.simulate.compile_log import LogBuilder, ids_of
@@ -75,8 +75,8 @@ def graphs(trace: Trace, label: str = "[0/0]") -> list[Graph]:
 
 
 def pages(trace: Trace, folder: Path) -> dict[str, str]:
-    options = TreeOptions(provenance=True)
-    names = write_provenance(trace, plan_outputs(trace, records_of(trace, [0]), options), str(folder), options)
+    [tree] = plan_ranks(trace, TreeOptions(provenance=True))
+    names = write_provenance(trace, tree, str(folder))
     return {name: (folder / name).read_text("utf-8") for name in names}
 
 
@@ -253,3 +253,20 @@ def test_lines_of_the_samples_are_those_that_tlparse_gives(tmp_path: Path, name:
     page, expected = SAMPLE_LINES[name]
     [lines] = mappings_in(pages(load(SAMPLES / name, jobs=1), tmp_path)[page])
     assert {key: told(table) for key, table in lines.items()} == expected
+
+
+def test_ranks_that_share_a_stream_have_pages_of_their_own_compilations(tmp_path: Path) -> None:
+    one, other = training_step(), LogBuilder()
+    logged(other.start("7/0"), POST, CODE, FORWARD, "7/0").metrics("7/0")
+    streams = ((0, one.content()), (1, other.content()))
+    lines = [b"[rank%d]:%b" % (rank, line) for rank, content in streams for line in content.splitlines(keepends=True)]
+    (tmp_path / "job.log").write_bytes(b"".join(lines))
+    trace = load([str(tmp_path / "job.log")])
+
+    names = {}
+    for tree in plan_ranks(trace, TreeOptions(provenance=True)):
+        folder = tmp_path / f"rank_{tree.rank}"
+        folder.mkdir()
+        names[tree.rank] = write_provenance(trace, tree, str(folder))
+
+    assert names == {0: ["provenance_tracking_-_0_0_0.html"], 1: ["provenance_tracking_-_7_0_0.html"]}

@@ -17,7 +17,7 @@ from rankscope.render.compile_tree.export_problems import (
     Row,
     read_export,
 )
-from rankscope.render.compile_tree.outputs import TreeOptions, directory_of
+from rankscope.render.compile_tree.outputs import RankTree, TreeOptions, directory_of
 from rankscope.render.compile_tree.small_pages import BACK
 from rankscope.render.html import page, text
 
@@ -52,16 +52,16 @@ _WITH_PAGE = ("Guard Evaluated", "Data Dependent Error", "Data Dependent Guard")
 _HOW_TO_RECORD = "Run torch.export.draft_export with TORCH_DTRACE=FOLDER, and give that folder to rankscope."
 
 
-def write_export(trace: Trace, report: Report, file_ids: Sequence[int], folder: str, options: TreeOptions) -> list[str]:
+def write_export(trace: Trace, report: Report, tree: RankTree, folder: str, options: TreeOptions) -> list[str]:
     """index.html, a page for each guard, and the exported programs, numbered as tlparse does."""
-    export = read_export(trace, file_ids)
+    export = read_export(trace, tree)
     programs, pages = _paths(export)
     for path, row in programs.items():
         _write(folder, path, mapped_log(trace, row["file_id"]).payload(row))
     for path, problem in pages.items():
         _write(folder, path, _guard_page(problem))
     paths = {(problem.row["file_id"], problem.row["record"]): path for path, problem in pages.items()}
-    body = [*_verdict(export, _is_cut(trace, file_ids)), *_problem_table(export.problems, paths)]
+    body = [*_verdict(export, _is_cut(trace, tree.file_ids)), *_problem_table(export.problems, paths)]
     body += [f'<p>The exported program: <a href="{text(path)}">{text(path)}</a></p>' for path in programs]
     body += _findings(report)
     _write(folder, "index.html", page("Draft Export Report", body).encode("utf-8", "replace"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.model.payloads import MappedLog, mapped_log
 from rankscope.model.tables import Table, Trace
-from rankscope.render.compile_tree.outputs import records_of
+from rankscope.render.compile_tree.outputs import RankTree, by_file, tree_records
 
 Row = dict[str, Any]
 
@@ -68,14 +68,15 @@ class Export(NamedTuple):
     is_recorded: bool  # False when the log tells of no export at all
 
 
-def read_export(trace: Trace, file_ids: Sequence[int]) -> Export:
+def read_export(trace: Trace, tree: RankTree) -> Export:
     problems: list[Problem] = []
     programs: list[Row] = []
     n_unreadable = 0
     is_recorded = False
-    for file_id in file_ids:
+    for records in by_file(tree_records(trace, tree)):
+        file_id = int(records.array("file_id")[0])
         walk = _Walk(mapped_log(trace, file_id), _places(trace, file_id))
-        for row in _rows_of(records_of(trace, [file_id])):
+        for row in _rows_of(records):
             is_recorded |= row["kind"] in _SIGNS_OF_EXPORT
             n_unreadable += not row["kind"]
             if row["kind"] == "exported_program":

@@ -15,7 +15,7 @@ import msgspec
 
 from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import Trace
-from rankscope.render.compile_tree.outputs import Output, TreeOptions, by_label, labels_of, records_of
+from rankscope.render.compile_tree.outputs import Output, RankTree, by_label, labels_of, tree_records
 from rankscope.render.compile_tree.provenance_lines import Graph, Names, line_mappings, node_lines
 from rankscope.render.compile_tree.provenance_page import provenance_page, stack_traces_page
 
@@ -36,11 +36,10 @@ _BACKWARD = re.compile(r"\btangents_\d+")
 _MAX_ORIGIN_DEPTH = 50
 
 
-def write_provenance(trace: Trace, outputs: Sequence[Output], folder: str, options: TreeOptions) -> list[str]:
+def write_provenance(trace: Trace, tree: RankTree, folder: str) -> list[str]:
     """One page per compilation. tlparse writes one for those without any graph as well, so they have theirs."""
-    file_ids = dict.fromkeys(output.row["file_id"] for output in outputs)
-    directories = labels_of(records_of(trace, file_ids))
-    of_label = by_label(outputs)
+    directories = labels_of(tree_records(trace, tree))
+    of_label = by_label(tree.outputs)
     written = []
     for label, directory in directories.items():
         name = f"provenance_tracking_{directory}.html"

@@ -3,9 +3,9 @@
 The pages that take more than a few lines are made by the modules beside this one:
     index_page.write_index(trace, report, tree, folder, options)
     metrics_page.MetricsPages(trace, outputs).page(output)
-    provenance.write_provenance(trace, outputs, folder, options)
+    provenance.write_provenance(trace, tree, folder)
     provenance.readable_stack_traces(payload)
-    export_page.write_export(trace, report, file_ids, folder, options)
+    export_page.write_export(trace, report, tree, folder, options)
     timeline.write_chromium_events(trace, file_ids, path)
     ranks_files.write_parity(trace, tree, folder)
     ranks_page.write_ranks(trace, report, folder, trees, options)
@@ -82,7 +82,7 @@ def write_rank(trace: Trace, report: Report, tree: RankTree, folder: str, option
     if options.export:
         from rankscope.render.compile_tree.export_page import write_export
 
-        write_export(trace, report, tree.file_ids, folder, options)
+        write_export(trace, report, tree, folder, options)
         return
     from rankscope.render.compile_tree.failures_page import failures_page
     from rankscope.render.compile_tree.index_page import write_index
@@ -98,7 +98,7 @@ def write_rank(trace: Trace, report: Report, tree: RankTree, folder: str, option
     if options.provenance:
         from rankscope.render.compile_tree.provenance import write_provenance
 
-        write_provenance(trace, tree.outputs, folder, options)
+        write_provenance(trace, tree, folder)
     if tree.folder:
         from rankscope.render.compile_tree.ranks_files import write_parity
 
