@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cli.conftest import GivesReport
@@ -185,6 +186,10 @@ def test_outputs_that_cannot_be(
 def test_the_next_command_fits_what_was_found() -> None:
     assert next_command(sample.hang()) == "rankscope explain H102"
     assert next_command(sample.clean()) == "rankscope fr /shared/job-4711 -j"
+    clean, hang = sample.clean(), sample.hang()
+    compiled = msgspec.structs.replace(clean.capture, sources={"compile_log": 4})
+    assert next_command(msgspec.structs.replace(clean, capture=compiled)) == "rankscope compile /shared/job-4711"
+    assert next_command(msgspec.structs.replace(hang, capture=compiled)) == "rankscope explain H102"
 
 
 def test_progress_is_silent_when_piped(capsys: pytest.CaptureFixture[str]) -> None:

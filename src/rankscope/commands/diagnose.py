@@ -69,9 +69,12 @@ def next_command(report: Report) -> str:
     """The command most worth running after this answer."""
     import shlex
 
+    paths = " ".join(map(shlex.quote, report.capture.paths))
+    is_calm = not (report.count("error") or report.count("warning"))
+    if is_calm and "compile_log" in report.capture.sources:  # what compiling cost is told even where nothing is wrong
+        return f"rankscope compile {paths}"
     if report.findings:
         return f"rankscope explain {report.findings[0].code}"
-    paths = " ".join(map(shlex.quote, report.capture.paths))
     if report.capture.sources.keys() & {"kineto", "nsys"}:
         return f"rankscope metrics {paths}"
     return f"rankscope fr {paths} -j" if "flight_recorder" in report.capture.sources else f"rankscope tables {paths}"
