@@ -42,6 +42,7 @@ docs: $(PACKAGE)
 	$(BIN)/python tools/make_docs.py
 
 bench: $(WITH_TORCH) $(PACKAGE)
+	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/flight_recorder.py
 	$(BIN)/python bench/kineto.py
 	$(BIN)/python bench/compile_log.py

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+from launching import Started, run_forked
 
 JOB = Path(__file__).parent / "jobs" / "compiled.py"
 JOB_LIMIT_S = 240
@@ -50,39 +50,27 @@ def run_cases(root: Path, in_order: Sequence[Sequence[Case]]) -> dict[str, str]:
 def run_case(root: Path, case: Case) -> str:
     """What it printed; an AssertionError when it failed. All cases share one cache of compiled code."""
     shared = {"TORCHINDUCTOR_CACHE_DIR": str(root / "cache"), "TORCH_TRACE": str(root / case.folder)}
-    environment = {**os.environ, **ENVIRONMENT, **shared, **dict(case.environment), "ODD_RANK": str(case.odd_rank)}
+    environment = {**ENVIRONMENT, **shared, **dict(case.environment), "ODD_RANK": str(case.odd_rank)}
+    output = root / f"{case.folder}.out"
     if case.n_ranks > 1:
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _free_port(), "WORLD_SIZE": str(case.n_ranks)}
-    outputs = [root / f"{case.folder}.{rank}.out" for rank in range(case.n_ranks)]
-    processes = [_start(case.name, out, {**environment, "RANK": str(rank)}) for rank, out in enumerate(outputs)]
-    try:
-        codes = [process.wait(JOB_LIMIT_S) for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    printed = "\n".join(out.read_text(errors="replace") for out in outputs)
+        environment["MASTER_ADDR"] = "127.0.0.1"
+        started = Started(JOB.stem, [case.name], environment, case.n_ranks, output, JOB_LIMIT_S)
+        codes = run_forked(started, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
+    else:
+        codes = [_run_alone(case.name, output, {**os.environ, **environment})]
+    printed = output.read_text(errors="replace")
     assert not any(codes), f"{case.folder} ended with {codes}:\n{printed}"
     return printed
 
 
-def _start(case: str, output: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Into a file: a pipe that nobody empties would stop a rank, and all that wait for it."""
+def _run_alone(case: str, output: Path, environment: Mapping[str, str]) -> int:
+    """Into a file, as a pipe would stay open for as long as a child of the job lives."""
     with output.open("wb") as stream:
-        return subprocess.Popen(
-            [sys.executable, str(JOB), case],
-            env=dict(environment),
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        command = [sys.executable, str(JOB), case]
+        done = subprocess.run(
+            command, env=environment, stdout=stream, stderr=subprocess.STDOUT, timeout=JOB_LIMIT_S, check=False
         )
-
-
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    return done.returncode
 
 
 def line_of(text: str) -> int:

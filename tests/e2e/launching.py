@@ -1,12 +1,14 @@
-"""Starts a job of jobs/ under torchrun, waits for its end, and asks rankscope about the dumps it leaves."""
+"""Starts a job of jobs/, waits for its end, and asks rankscope about the dumps it leaves."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +30,56 @@ class Diagnosis(NamedTuple):
 
 
 def run_job(job: str, dumps: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """The exit code of torchrun; what the job printed goes to stdout, where a failing test shows it."""
+    """The highest exit code of the ranks; what they printed goes to stdout, where a failing test shows it."""
+    output = dumps / ".output.txt"
+    started = Started(job, ["--dumps", str(dumps), *arguments], {**JOB_ENVIRONMENT, **environment}, N_RANKS, output)
+    codes = run_forked(started)
+    print(output.read_text(errors="replace"))
+    output.unlink()
+    return max(map(abs, codes))
+
+
+class Started(NamedTuple):
+    job: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    n_ranks: int
+    output: Path
+    limit_s: float = JOB_LIMIT_S
+
+
+def run_forked(started: Started, *imported: str) -> list[int]:
+    """The exit codes of the ranks, forked from a process that has already imported torch and the modules named."""
+    asked = {**started._asdict(), "script": str(JOBS / f"{started.job}.py"), "output": str(started.output)}
+    nursery = _nursery(threading.get_ident(), *imported)
+    assert nursery.stdin
+    assert nursery.stdout
+    nursery.stdin.write(json.dumps(asked) + "\n")
+    nursery.stdin.flush()
+    codes: list[int] | str = json.loads(nursery.stdout.readline())
+    assert not isinstance(codes, str), f"{started.job} did not end within {started.limit_s} s"
+    return codes
+
+
+@functools.cache
+def _nursery(_thread: int, *imported: str) -> subprocess.Popen[str]:
+    """One for all jobs of a thread. It ends with its input, thus with this process."""
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "nursery.py"), *imported],
+        env={**os.environ, **JOB_ENVIRONMENT},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_under_torchrun(job: str, dumps: Path, arguments: Sequence[str]) -> int:
+    """The exit code of torchrun, which itself ends the ranks when one of them fails."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(N_RANKS)]
     free_port = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     process = subprocess.Popen(
         [*torchrun, *free_port, str(JOBS / f"{job}.py"), "--dumps", str(dumps), *arguments],
-        env={**os.environ, **JOB_ENVIRONMENT, **environment},
+        env={**os.environ, **JOB_ENVIRONMENT},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import N_RANKS, Diagnosis, code_site, diagnose, run_job
+from launching import N_RANKS, Diagnosis, code_site, diagnose, run_job, run_under_torchrun
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.e2e
@@ -210,7 +210,10 @@ SCENARIOS = {
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
 def test_the_culprit_its_call_and_its_line_are_named(scenario: Scenario, tmp_path: Path) -> None:
-    run_job(scenario.job, tmp_path, scenario.arguments, scenario.environment)
+    if scenario.fault == "killed":  # torchrun has its own way with the survivors
+        run_under_torchrun(scenario.job, tmp_path, scenario.arguments)
+    else:
+        run_job(scenario.job, tmp_path, scenario.arguments, scenario.environment)
     assert len(list(tmp_path.glob("nccl_trace_rank_*"))) == scenario.leaves_dumps
 
     diagnosis = diagnose(tmp_path)
