@@ -21,7 +21,7 @@ help:
 	@echo "make test    everything: lint, types, all tests, real torch jobs included"
 	@echo "make check   lint, types and the quick tests, none of which needs torch"
 	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
-	@echo "make bench   measure against torchfrtrace, Holistic Trace Analysis and tlparse on this machine (over an hour)"
+	@echo "make bench   measure against torchfrtrace, Holistic Trace Analysis, tlparse and Chakra on this machine (over an hour)"
 	@echo "make clean   remove the environment and all caches"
 
 demo: $(PACKAGE)
@@ -46,6 +46,7 @@ bench: $(WITH_TORCH) $(PACKAGE)
 	$(BIN)/python bench/flight_recorder.py
 	$(BIN)/python bench/kineto.py
 	$(BIN)/python bench/compile_log.py
+	$(BIN)/python bench/execution_trace.py
 
 clean:
 	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from kineto_traces import Counts
-from measuring import Command, Usage
+from measuring import Command, Usage, check_printed
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 HTA_VERSION = "0.6.1"
@@ -123,23 +123,16 @@ class Tools:
         return commands
 
     def _own(self, arguments: Sequence[str], expected: Mapping[str, int]) -> Command:
-        return Command([sys.executable, *arguments], self._environment(), partial(_check_printed, expected))
+        return Command([sys.executable, *arguments], self._environment(), partial(check_printed, expected))
 
     def _hta(self, arguments: Sequence[str], expected: Mapping[str, int]) -> Command:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        return Command([str(self.hta_python), *arguments], env, partial(_check_printed, expected))
+        return Command([str(self.hta_python), *arguments], env, partial(check_printed, expected))
 
     def _environment(self) -> dict[str, str]:
         """As for installed packages: compiled modules are kept. The first of the repeated runs pays for compiling."""
         env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         return {**env, "PYTHONPATH": str(SOURCE), "PYTHONPYCACHEPREFIX": str(self.compiled)}
-
-
-def _check_printed(expected: Mapping[str, int], usage: Usage) -> None:
-    """A tool that skipped a part of the trace would be fast: it has to have found everything."""
-    printed = [line for line in usage.output.splitlines() if line.startswith("{")]
-    if usage.exit_code != 0 or not printed or json.loads(printed[-1]) != expected:
-        raise SystemExit(f"expected {expected}, exit code {usage.exit_code}:\n{usage.output[-2000:]}")
 
 
 def _check_culprit(culprit: int, usage: Usage) -> None:

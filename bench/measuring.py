@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -100,6 +101,13 @@ def run_measured(command: Sequence[str], env: Mapping[str, str], limit_s: float)
         timed_out=timed_out,
         output=output.decode(errors="replace"),
     )
+
+
+def check_printed(expected: Mapping[str, int], usage: Usage) -> None:
+    """A tool that skipped a part of the input would be fast: it has to have found everything."""
+    printed = [line for line in usage.output.splitlines() if line.startswith("{")]
+    if usage.exit_code != 0 or not printed or json.loads(printed[-1]) != expected:
+        raise SystemExit(f"expected {expected}, exit code {usage.exit_code}:\n{usage.output[-2000:]}")
 
 
 def _process_tree(root: int) -> Iterator[int]:

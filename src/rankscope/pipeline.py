@@ -14,6 +14,7 @@ from rankscope.analyze.hangs.clocks import align_clocks
 from rankscope.analyze.hangs.groups import resolve_groups
 from rankscope.analyze.hangs.matching import match_collectives
 from rankscope.analyze.hangs.view import signatures_of
+from rankscope.analyze.link import link_table_makers
 from rankscope.analyze.metrics import table_makers
 from rankscope.model.database import database
 from rankscope.model.finding import SCHEMA_NAME, Capture, Report
@@ -39,7 +40,7 @@ def load(
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     trace = read_capture([os.fspath(path) for path in given], Options(**settings))
-    trace.makers = table_makers() | compile_table_makers()
+    trace.makers = table_makers() | compile_table_makers() | link_table_makers()
     if transform is not None:
         transform(trace)
     trace.tables.update(settle_compile_logs(trace))
@@ -57,8 +58,9 @@ def diagnose(trace: Trace) -> Report:
 
 def describe_capture(trace: Trace) -> Capture:
     files, ranks, calls = trace.table("files"), trace.table("ranks"), trace.table("collectives")
-    profiles, logs = trace.table("profiles"), trace.table("compile_logs")
-    present = {rank for table in (ranks, profiles, logs) for rank in table.array("rank").tolist() if rank >= 0}
+    profiles, logs, executions = trace.table("profiles"), trace.table("compile_logs"), trace.table("et_traces")
+    told = [rank for table in (ranks, profiles, logs, executions) for rank in table.array("rank").tolist()]
+    present = {rank for rank in told if rank >= 0}
     members = set(trace.table("group_members").array("rank").tolist())
     sources: dict[str, int] = {}
     for name, status in zip(files.text("source").tolist(), files.text("status").tolist(), strict=True):
@@ -68,12 +70,12 @@ def describe_capture(trace: Trace) -> Capture:
     moments += [logs.array("first_ns"), logs.array("last_ns")]
     seen = [array for array in moments if len(array)]
     hosts = {*ranks.text("host").tolist(), *profiles.text("host").tolist()}
-    told = int(profiles.array("world_size").max(initial=0))
+    world_size = int(profiles.array("world_size").max(initial=0))
     n_steps, step_ns = _steps(trace)
     return Capture(
         paths=trace.paths,
         ranks=tuple(sorted(present)),
-        world_size=max(told, max(present | members, default=-1) + 1),
+        world_size=max(world_size, max(present | members, default=-1) + 1),
         sources=sources,
         hosts=tuple(sorted(filter(None, hosts))),
         n_groups=len(trace.table("groups")),

@@ -42,16 +42,20 @@ RULE_MODULES = tuple(
         "compile.skew",
         "compile.stalls",
         "compile.perf_hints",
+        "link.rules",
     )
 )
 
 # What gives a table that a rule misses: said where a check could not be made.
 _NO_DUMPS = "no Flight Recorder dumps in this capture"
 _NO_LOGS = "no logs of torch.compile in this capture: record with TORCH_TRACE=FOLDER"
+_NO_EXECUTION = "no execution traces in this capture"
 _NO_DEVICE = "no device events: profile with ProfilerActivity.CUDA"
 _WHY_ABSENT = {
     **dict.fromkeys(("ranks", "groups", "collectives", "matches"), _NO_DUMPS),
     **dict.fromkeys(("kernels", "runtime_calls"), _NO_DEVICE),
+    "et_traces": _NO_EXECUTION,
+    "et_collectives": "no collectives in the execution traces",
     "memory": "no allocations: profile with profile_memory=True",
     "comms": "no collectives in the traces",
     "steps": "no steps: call profiler.step() after each one",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TypeVar
 
-from rankscope.model.tables import Trace
+from rankscope.model.tables import Table, Trace
 
 Result = TypeVar("Result")
 
@@ -17,3 +18,16 @@ def derived(trace: Trace, make: Callable[[Trace], Result]) -> Result:
         cache[make] = make(trace)
     result: Result = cache[make]
     return result
+
+
+def makers_in(package: str, modules: Mapping[str, str]) -> dict[str, Callable[[Trace], Table]]:
+    """How derived tables are made: by the function of the table's name in a module of the package, imported on use."""
+    return {table: _maker(table, f"{package}.{module}") for table, module in modules.items()}
+
+
+def _maker(table: str, module: str) -> Callable[[Trace], Table]:
+    def make(trace: Trace) -> Table:
+        made: Table = getattr(import_module(module), table)(trace)
+        return made
+
+    return make

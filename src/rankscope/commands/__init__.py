@@ -6,4 +6,7 @@ A command's module imports what it needs inside its functions: all of them are l
 from __future__ import annotations
 
 # In the order in which the help lists them.
-COMMANDS = ("diagnose", "explain", "demo", "fr", "compile", "metrics", "query", "export", "tables", "completion")
+COMMANDS = (
+    *("diagnose", "explain", "demo", "fr", "compile", "metrics", "link", "chakra"),
+    *("query", "export", "tables", "completion"),
+)

@@ -21,7 +21,7 @@ DEFAULT_FOLDER = "rankscope-demo"
 FILE_PREFIX = "nccl_trace_rank_"
 HEALTHY = "none"
 DEFAULT_RANKS = 64
-_TRACE_NAME = re.compile(r"kineto_trace_\d+\.json\.gz|dedicated_log_torch_trace_rank_\d+_\w+\.log")
+_TRACE_NAME = re.compile(r"(?:kineto_trace|torch_et)_\d+\.json\.gz|dedicated_log_torch_trace_rank_\d+_\w+\.log")
 # From here on one waits long enough to wonder.
 _MANY_RANKS = 256
 
@@ -47,6 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--lost", type=_number, metavar="N", default=0, help="bystanders that leave no dump (default: 0)")
     add("--cut", type=_number, metavar="N", default=0, help="bystanders whose dump is cut short (default: 0)")
     add("--clock-skew-ms", type=float, metavar="MS", default=0.0, help="how far the hosts' clocks differ (default: 0)")
+    add("--execution-traces", action="store_true", help="of a slow job: write its execution traces as well")
     add("--list", action="store_true", help="list the faults and exit")
     output.add_output_options(parser)
 
@@ -69,6 +70,11 @@ def run(args: Namespace) -> int:
 
     if args.fault in PROFILE_FAULTS:
         return _run_slow_job(args)
+    if args.execution_traces:
+        raise UsageError(
+            f"--execution-traces goes with a slow job, and --fault {args.fault} is another one",
+            f"rankscope demo --list lists the faults, of slow jobs: {', '.join(PROFILE_FAULTS)}",
+        )
     if args.fault in COMPILE_FAULT_HELP:
         return _run_compiling_job(args)
     spec, fault, noise = _job(args)
@@ -90,11 +96,11 @@ def _run_slow_job(args: Namespace) -> int:
     from dataclasses import asdict
 
     from rankscope import pipeline
-    from rankscope.commands.demo_profile import FILE_STEM, names_culprit, simulate_slow_job, truth_lines
+    from rankscope.commands.demo_profile import names_culprit, simulate_slow_job, truth_lines, write_traces
 
     simulation = simulate_slow_job(args)
     folder = _make_folder(args.output, args.force)
-    simulation.write(folder, names=FILE_STEM + "{rank}.json")
+    write_traces(simulation, folder, args.execution_traces)
     report = pipeline.diagnose(load_paths([folder]))
     agrees = names_culprit(report, simulation)
     if args.json:
@@ -103,7 +109,7 @@ def _run_slow_job(args: Namespace) -> int:
         output.print_json({"folder": folder, "spec": spec, "truth": truth, "agrees": agrees, "report": report})
     else:
         _show(report, args)
-        output.print_lines(truth_lines(folder, simulation, agrees))
+        output.print_lines(truth_lines(folder, simulation, agrees, args.execution_traces))
     return 0 if agrees else 1
 
 

@@ -40,13 +40,24 @@ def simulate_slow_job(args: Namespace) -> ProfileSimulation:
     return simulate_profile(spec, ProfileFault(args.fault, args.rank), noise)
 
 
+def write_traces(simulation: ProfileSimulation, folder: str, with_execution_traces: bool) -> None:
+    if not with_execution_traces:
+        simulation.write(folder, names=FILE_STEM + "{rank}.json")
+        return
+    from pathlib import Path
+
+    from rankscope.simulate.execution_trace import PairOptions, write_pairs
+
+    write_pairs(simulation, Path(folder), PairOptions(gzip=True))
+
+
 def names_culprit(report: Report, simulation: ProfileSimulation) -> bool:
     """True when the first finding names a rank that is to blame, or the stage or host of it."""
     culprits = set(simulation.truth.ranks)
     return bool(report.findings) and bool(culprits.intersection(report.findings[0].ranks))
 
 
-def truth_lines(folder: str, simulation: ProfileSimulation, agrees: bool) -> list[str]:
+def truth_lines(folder: str, simulation: ProfileSimulation, agrees: bool, is_linkable: bool) -> list[str]:
     import shlex
 
     from rankscope.model.finding import format_duration, ranks_phrase
@@ -61,5 +72,5 @@ def truth_lines(folder: str, simulation: ProfileSimulation, agrees: bool) -> lis
         f"their traces are in {folder}.",
         f"The fault is {truth.cause} on {ranks_phrase(truth.ranks)}: the longest step takes {steps}, without the fault "
         f"{healthy}. {'The verdict names it.' if agrees else 'The verdict does not name it.'}",
-        f"Next: rankscope metrics {where}",
+        f"Next: rankscope {'link' if is_linkable else 'metrics'} {where}",
     ]

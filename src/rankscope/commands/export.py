@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
+from rankscope.commands.linking import add_durations_option
 from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
 from rankscope.errors import OutputError, UsageError
 from rankscope.render.database_files import EXTENSIONS, FOLDER_FORMATS, FORMATS
@@ -16,20 +17,32 @@ if TYPE_CHECKING:
 
     from duckdb import DuckDBPyConnection
 
-HELP = "write all tables to DuckDB, SQLite, Parquet, CSV, JSON or pickle"
+HELP = "write all tables to DuckDB, SQLite, Parquet, CSV, JSON or pickle, or linked traces to Chakra"
 OUTPUT_HELP = ".duckdb, .sqlite, .json, .pickle, or a folder of Parquet"
+CHAKRA = "chakra"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"where to write: {OUTPUT_HELP}")
-    parser.add_argument("--to", choices=FORMATS, help="the format, where the extension of OUT does not say it")
+    formats = (*FORMATS, CHAKRA)
+    parser.add_argument("--to", choices=formats, help="the format, where the extension of OUT does not say it")
     parser.add_argument("--force", action="store_true", help="overwrite what exists")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    parser.add_argument(
+        "--name", metavar="NAME", default="trace", help="chakra: files are called NAME.<rank>.et (default: trace)"
+    )
+    add_durations_option(parser)
     add_reading_options(parser)
 
 
 def run(args: Namespace) -> int:
+    if args.to == CHAKRA:
+        from rankscope.commands.export_chakra import export_chakra
+
+        return export_chakra(args)
+    if args.durations_from:
+        raise UsageError("--durations-from goes with --to chakra alone", "see also: rankscope link --help")
     chosen = database_format(args.output, args.to)
     check_destination(args.output, chosen, args.force)
     from rankscope.model.database import connect

@@ -188,6 +188,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         "annotations",
         "Named ranges: record_function, NVTX, and their projections onto the device.",
         """
+        annotation_id    int64    Number of the annotation in its trace.
         name             text     Name.
         kind             text     host or device.
         pid              int64    Process.
@@ -196,6 +197,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         external_id      int64    The number that ties kernels to it.
+        record_id        int64    Record function id, as execution traces have it (rf_id).
         step             int64    Step in which it started.
         """,
     ),

@@ -16,6 +16,7 @@ from rankscope.model.schema import Column, TableSpec
 from rankscope.model.schema_comms import COMM_TABLES
 from rankscope.model.schema_compile import COMPILE_TABLES
 from rankscope.model.schema_device import DEVICE_TABLES
+from rankscope.model.schema_execution import EXECUTION_TABLES
 from rankscope.model.schema_host import HOST_TABLES
 from rankscope.model.schema_path import PATH_TABLES
 from rankscope.model.schema_profiler import PROFILER_TABLES
@@ -39,6 +40,7 @@ _ALL_TABLES = (
     *HOST_TABLES,
     *PATH_TABLES,
     *COMPILE_TABLES,
+    *EXECUTION_TABLES,
 )
 SCHEMA: dict[str, TableSpec] = {table.name: table for table in _ALL_TABLES}
 

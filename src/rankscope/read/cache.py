@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from rankscope.errors import OutputError, RankscopeError
 from rankscope.read.remote import is_url, located, open_store, reason, without_secrets
 
-LAYOUT = 1  # to be raised when the columns of a stored table or the way they are computed change
+LAYOUT = 2  # to be raised when the columns of a stored table or the way they are computed change
 _DONE = "profile.json"
 _HINT = "choose another place with --cache, or read with --no-cache"
 

@@ -82,7 +82,7 @@ def read_capture(paths: Sequence[str], options: Options) -> Trace:
                 options.progress(done, len(claims), "reading")
         trace = Trace(shown, merger.tables(), parts)
     _finish_files(trace, rows)
-    if not any(trace.has(table) for table in ("ranks", "profiles", "compile_logs")):
+    if not any(trace.has(table) for table in ("ranks", "profiles", "compile_logs", "et_traces")):
         raise _all_damaged(trace) if _damaged(trace) else _nothing_found(shown, _rows(trace), options.prefix)
     return trace
 

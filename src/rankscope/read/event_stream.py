@@ -1,7 +1,8 @@
-"""Cuts a Chrome trace, as it streams in, into JSON arrays of whole events and the small object around them.
+"""Cuts a trace, as it streams in, into JSON arrays of whole events and the small object around them.
 
 A trace of gigabytes is never in memory: one part at a time is. An unescaped `{"ph"` cannot occur inside a JSON string,
 so `}, {"ph"` is always a border between two events; traces that begin their events with another key are cut there.
+Nodes of execution traces hold objects themselves, but only nodes end with a list or an object.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ PART_BYTES = 24 << 20
 MAX_EVENT_BYTES = 16 << 20
 _CHUNK_BYTES = 4 << 20
 _MAX_HEAD_BYTES = 64 << 20
-_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.){1,64}")\s*:')
 _PH_FIRST = re.compile(rb'\{\s*"ph"')
 # Python writes half a character as it is; other readers of JSON refuse the whole text for it.
@@ -41,6 +41,7 @@ class EventStream:
     """Iterate over it for the parts; `around` and `problem` are known when that is done."""
 
     stream: BinaryIO
+    key: str = "traceEvents"  # under which the array stands
     around: dict[str, Any] = field(default_factory=dict)  # everything beside the events
     problem: str = ""  # what is wrong although events were found
     n_bytes: int = 0  # of JSON text
@@ -48,7 +49,7 @@ class EventStream:
     def __iter__(self) -> Iterator[Part]:
         """The events as JSON arrays."""
         head, buffer = self._read_head()
-        border = _border(buffer)
+        border = _border(buffer, self.key)
         while True:
             cut = _last_border(buffer, border) if len(buffer) >= PART_BYTES else -1
             if cut >= 0:
@@ -77,18 +78,19 @@ class EventStream:
 
     def _read_head(self) -> tuple[bytes, bytearray]:
         """What stands before the first event, and the beginning of the events."""
+        array = re.compile(rb'"%b"\s*:\s*\[' % self.key.encode())
         buffer = bytearray()
         while chunk := self._next_chunk():
             buffer += chunk
             if buffer.lstrip()[:1] == b"[":
                 return b"", buffer[buffer.index(b"[") + 1 :]
-            if (found := _ARRAY.search(buffer)) is not None:
+            if (found := array.search(buffer)) is not None:
                 return bytes(buffer[: found.start()]), buffer[found.end() :]
             if len(buffer) > _MAX_HEAD_BYTES:
                 break
         raise BadFileError(
-            self.problem or "has no traceEvents" if buffer else "is empty (0 bytes)",
-            "give traces as torch.profiler's export_chrome_trace writes them",
+            self.problem or f"has no {self.key}" if buffer else "is empty (0 bytes)",
+            "give traces as torch.profiler writes them",
         )
 
     def _last_part(self, head: bytes, buffer: bytearray, border: re.Pattern[bytes]) -> Iterator[Part]:
@@ -109,10 +111,10 @@ class EventStream:
 
     def _note_around(self, head: str, tail: str | None) -> None:
         """The object without its events. Of a cut file only the head is there; a bare array has nothing around it."""
-        whole = _parsed(f'{head}"traceEvents": []{tail}') if head and tail is not None else None
+        whole = _parsed(f'{head}"{self.key}": []{tail}') if head and tail is not None else None
         if whole is None and (head or tail is None):
             self.problem = self.problem or f"is cut off after {self.n_bytes:,} bytes"
-            whole = _parsed(f'{head}"traceEvents": []}}')
+            whole = _parsed(f'{head}"{self.key}": []}}')
         self.around = whole or {}
 
 
@@ -176,10 +178,13 @@ def _parsed(text: str) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-def _border(buffer: bytearray) -> re.Pattern[bytes]:
+def _border(buffer: bytearray, array: str) -> re.Pattern[bytes]:
+    """Between two events; its group is the brace that ends the first of them."""
     first = _FIRST_KEY.match(buffer)
+    if array != "traceEvents":
+        return re.compile(rb"[\]}]\s*(\})\s*,\s*\{\s*" + re.escape(first.group(1) if first else b'"id"'))
     key = b'"ph"' if first is None or _PH_FIRST.search(buffer, 0, 1 << 18) else first.group(1)
-    return re.compile(rb"\}\s*,\s*\{\s*" + re.escape(key))
+    return re.compile(rb"(\})\s*,\s*\{\s*" + re.escape(key))
 
 
 def _last_border(buffer: bytearray, border: re.Pattern[bytes]) -> int:
@@ -188,7 +193,7 @@ def _last_border(buffer: bytearray, border: re.Pattern[bytes]) -> int:
     found = -1
     while found < 0:
         for match in border.finditer(buffer, start):
-            found = match.start()
+            found = match.start(1)
         if start == 0:
             break
         start = max(0, start - (4 << 20))

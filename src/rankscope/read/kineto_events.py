@@ -83,7 +83,9 @@ _OP_ARGS = {
     "Concrete Inputs": "concrete_inputs",
 }
 _CALL_ARGS = {"correlation": "correlation", "External id": "external_id"}
-_ANNOTATION_ARGS = {"External id": "external_id", "Input Dims": "input_dims", "Input type": "input_types"}
+_ANNOTATION_ARGS = {
+    name: _OP_ARGS[name] for name in ("External id", "Record function id", "Input Dims", "Input type")
+}
 _SYNC_ARGS = {
     "cuda_sync_kind": "sync_kind",
     "device": "device",
@@ -156,9 +158,9 @@ _SELECTS: dict[str, str] = {
                wait_on_call, start_ns, duration_ns
         FROM (SELECT *, lower(coalesce(sync_kind, name)) AS sync FROM {_events("raw_syncs", _SYNC_ARGS)})""",
     "raw_annotations": f"""
-        SELECT name, kind, pid, CASE WHEN kind <> 'device' THEN tid END AS tid,
-               CASE WHEN kind = 'device' THEN tid END AS stream, start_ns, duration_ns, external_id, input_dims,
-               input_types
+        SELECT event AS id, name, kind, pid, CASE WHEN kind <> 'device' THEN tid END AS tid,
+               CASE WHEN kind = 'device' THEN tid END AS stream, start_ns, duration_ns, external_id, record_id,
+               input_dims, input_types
         FROM {_events("raw_annotations", _ANNOTATION_ARGS)}""",
     "raw_memory": f"""
         SELECT start_ns AS time_ns, [{", ".join(map(quote_text, _DEVICE_TYPES))}][type_number + 1] AS device_type,

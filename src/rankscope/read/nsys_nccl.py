@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankscope.model.comm_names import DTYPE_BYTES
 from rankscope.model.sql import quote_text
-from rankscope.read.comm_names import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

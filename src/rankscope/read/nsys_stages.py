@@ -120,12 +120,14 @@ _WAITS = f"""
     ORDER BY start_ns
 """
 _ANNOTATIONS = f"""
+WITH annotations AS (
     SELECT name, 'host' AS kind, pid, tid, start_ns, duration_ns FROM ranges WHERE NOT is_op AND name <> ''
     UNION ALL BY NAME
     SELECT coalesce(s.value, 'unknown') AS name, 'overhead' AS kind, {_THREAD}, {_TIME}
     FROM "CUPTI_ACTIVITY_KIND_OVERHEAD" LEFT JOIN "StringIds" AS s ON s.id = nameId
     WHERE {_PROCESS_OF_TID} = $process AND "end" IS NOT NULL
-    ORDER BY start_ns
+)
+SELECT row_number() OVER (ORDER BY start_ns) - 1 AS id, * FROM annotations ORDER BY start_ns
 """
 
 

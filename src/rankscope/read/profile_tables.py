@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from rankscope.errors import BadFileError
+from rankscope.model.comm_names import CPP_DTYPES, DTYPE_BYTES, P2P_OPS, SAME_OP
 from rankscope.model.schema import PART_KEYS
 from rankscope.model.sql import quote_name, quote_text
 from rankscope.model.tables import SCHEMA
-from rankscope.read.comm_names import CPP_DTYPES, DTYPE_BYTES, P2P_OPS, SAME_OP
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -43,8 +43,8 @@ STAGES: dict[str, str] = {
         {_COMM_FIELDS}""",
     "raw_syncs": """kind VARCHAR, device INTEGER, stream BIGINT, correlation BIGINT, wait_on_stream BIGINT,
         wait_on_call BIGINT, start_ns BIGINT, duration_ns BIGINT""",
-    "raw_annotations": """name VARCHAR, kind VARCHAR, pid BIGINT, tid BIGINT, stream BIGINT, start_ns BIGINT,
-        duration_ns BIGINT, external_id BIGINT, input_dims VARCHAR, input_types VARCHAR""",
+    "raw_annotations": """id BIGINT, name VARCHAR, kind VARCHAR, pid BIGINT, tid BIGINT, stream BIGINT, start_ns BIGINT,
+        duration_ns BIGINT, external_id BIGINT, record_id BIGINT, input_dims VARCHAR, input_types VARCHAR""",
     "raw_memory": """time_ns BIGINT, device_type VARCHAR, device INTEGER, tid BIGINT, address VARCHAR, n_bytes BIGINT,
         allocated_bytes BIGINT, reserved_bytes BIGINT""",
     "raw_counters": """range_id BIGINT, name VARCHAR, start_ns BIGINT, duration_ns BIGINT, counter VARCHAR,
@@ -283,7 +283,7 @@ _SELECTS = {
     "kernels": (("raw_kernels",), "FROM linked_kernels"),
     "comms": (("raw_kernels", "raw_annotations"), "FROM all_comms"),
     "syncs": (("raw_syncs",), "FROM raw_syncs"),
-    "annotations": (("raw_annotations",), _with_step("raw_annotations")),
+    "annotations": (("raw_annotations",), f"SELECT *, id AS annotation_id FROM ({_with_step('raw_annotations')})"),
     "memory": (("raw_memory",), "FROM raw_memory"),
     "counters": (("raw_counters",), "FROM raw_counters"),
     "flows": (("raw_flows",), "FROM raw_flows"),

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from rankscope.model.comm_names import DTYPE_BYTES, SAME_OP
 from rankscope.model.tables import MISSING
-from rankscope.read.comm_names import DTYPE_BYTES, SAME_OP
 
 # Fields that repeat from call to call: their combination is looked up once per distinct value, not once per row.
 SHAPE_FIELDS = (

@@ -33,6 +33,7 @@ MAX_FULL_FINDINGS = 5
 MAX_FRAMES = 3
 SOURCE_NOUNS = {
     "flight_recorder": "Flight Recorder dump",
+    "execution_trace": "execution trace",
     "kineto": "profiler trace",
     "nsys": "Nsight Systems report",
 }

@@ -45,7 +45,7 @@ class Listed(NamedTuple):
 
 def resolve_mentions(mentions: Sequence[Mention], profiles: Table) -> tuple[list[CommGroup], list[int]]:
     """The groups, and for each mention the number of its group or UNKNOWN_GROUP."""
-    listed = _listed_groups(profiles)
+    listed = listed_groups(profiles)
     traced = sorted({mention.rank for mention in mentions})
     keys = [_identity(mention, listed.get(mention.file_id, {}), traced) for mention in mentions]
     keys = _joined_by_name(mentions, keys)
@@ -71,7 +71,7 @@ def _key_order(key: _Key) -> tuple[int, str, tuple[int, ...]]:
     return (int(key.name) if key.name.isdecimal() else 10**9, key.name, key.ranks)
 
 
-def _listed_groups(profiles: Table) -> dict[int, dict[str, Listed]]:
+def listed_groups(profiles: Table) -> dict[int, dict[str, Listed]]:
     """Per trace the groups in its head, by name."""
     parsed: dict[str, list[Any]] = {}
     listed: dict[int, dict[str, Listed]] = {}

@@ -235,7 +235,7 @@ def _as_table(answers: list[Answer], recorded_ns: float) -> Table:
             "stage": question.stage,
             "step_ns": round(fixed),
             "saved_ns": round(saved),
-            "slowdown": kept / ideal if question.kind != "replayed" else np.nan,
+            "slowdown": kept / ideal if ideal and question.kind != "replayed" else np.nan,
             "share_pct": 100 * saved / gain if gain > _MIN_GAIN * replayed and question.kind != "replayed" else np.nan,
         })  # fmt: skip
     return Table.from_rows("what_if", rows)

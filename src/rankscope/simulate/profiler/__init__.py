@@ -6,13 +6,14 @@ program, schedule    what the host of a rank does in a step
 mesh, fault, run     the groups, and the conditions of the run
 device, engine       when everything happens
 measure, truth       what is known about it
-layout, page, collective_args, events, document    how the profiler writes it down
+layout, page, numbering, collective_args, events, document    how the profiler writes it down
 simulation           all of it together
 """
 
 from __future__ import annotations
 
 from rankscope.simulate.profiler.layout import LAYOUTS
+from rankscope.simulate.profiler.numbering import Numbering
 from rankscope.simulate.profiler.simulation import ProfileSimulation, simulate_profile
 from rankscope.simulate.profiler.spec import (
     PROFILE_FAULT_HELP,
@@ -29,6 +30,7 @@ __all__ = [
     "PROFILE_FAULT_HELP",
     "CollectiveTruth",
     "HostClock",
+    "Numbering",
     "ProfileFault",
     "ProfileNoise",
     "ProfileSimulation",

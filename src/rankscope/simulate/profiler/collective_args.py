@@ -36,7 +36,7 @@ def kernel_args(mesh: Mesh, rank: int, exchange: Exchange, program: StepProgram,
 
 def operator_args(mesh: Mesh, rank: int, exchange: Exchange, program: StepProgram, step: int) -> Fields:
     group = mesh.group(rank, exchange)
-    start, stride = _start_and_stride(group)
+    start, stride = start_and_stride(group)
     return [
         *kernel_args(mesh, rank, exchange, program, step),
         ("Rank", str(group.ranks.index(mesh.peer(rank, exchange)))),
@@ -51,11 +51,11 @@ def _list_ranks(ranks: tuple[int, ...]) -> str:
     return f"[{listed}, ...]" if len(ranks) > _MAX_RANKS_LISTED else f"[{listed}]"
 
 
-def _start_and_stride(group: Group) -> tuple[int, int]:
+def start_and_stride(group: Group) -> tuple[int, int]:
     return group.ranks[0], group.ranks[1] - group.ranks[0]
 
 
 def _comms_id(group: Group, number: int, is_p2p: bool) -> int:
     """The same on every rank that counts the call alike; uses all 64 bits, as torch's hash does."""
-    what = (group.name, number, is_p2p, *_start_and_stride(group), len(group.ranks))
+    what = (group.name, number, is_p2p, *start_and_stride(group), len(group.ranks))
     return int.from_bytes(blake2b(repr(what).encode(), digest_size=8).digest(), "big")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from random import Random
 
 from rankscope.simulate.profiler.collective_args import kernel_args, operator_args
+from rankscope.simulate.profiler.layout import INTEGER
 from rankscope.simulate.profiler.mesh import Mesh
+from rankscope.simulate.profiler.numbering import Numbering, first_record_id
 from rankscope.simulate.profiler.page import StepPage
 from rankscope.simulate.profiler.program import MAIN_THREAD, RuntimeCall, Span, Work
 from rankscope.simulate.profiler.run import RankRun
@@ -32,6 +34,7 @@ class Camera:
     dropped: float
     """Share of the communication kernels that it misses."""
     seed: int
+    numbering: Numbering
 
     def tid(self, thread: int) -> int:
         return self.pid if thread == MAIN_THREAD else self.pid + 503
@@ -60,6 +63,8 @@ class StepEvents:
         self.first_id = step * len(self.program.spans) + 1
         self.first_correlation = step * len(self.program.calls) + _FIRST_CORRELATION
         self.first_sequence = step * self.program.n_sequences
+        self.is_observed = camera.numbering.is_observed(camera.rank, step)
+        self.first_record_id = first_record_id(camera.seed, camera.rank, len(self.program.spans), step)
         self.missed = self._draw_missed()
 
     def on_host(self) -> Iterator[str]:
@@ -85,7 +90,7 @@ class StepEvents:
             elif is_sync:
                 yield from self._sync(index, correlation)
             where = self._on_thread(call.thread, call.tick, call.tick + 1)
-            yield text % (*where, *self._external_id(call), correlation)
+            yield text % (*where, *self._external_id(call, correlation), correlation)
             if call.work >= 0 or is_sync:
                 yield self.page.flow("ac2g", True) % (correlation, *where[:3])
         yield from self._device_annotations()
@@ -102,6 +107,8 @@ class StepEvents:
         if span.category == "python_function":
             yield "null" if span.parent < 0 else self.first_id + span.parent
         yield own_id
+        if self.page.record_id == INTEGER and span.category != "python_function":
+            yield self.first_record_id + 1 + index if self.is_observed else 0
         if span.sequence >= 0:
             yield self.first_sequence + span.sequence
         if span.exchange is not None and self.page.with_metadata:
@@ -109,14 +116,16 @@ class StepEvents:
             yield self.page.layout.fields(fields)
         yield own_id
 
-    def _external_id(self, call: RuntimeCall) -> tuple[int, ...]:
-        return (self.first_id + call.operator,) if call.operator >= 0 else ()
+    def _external_id(self, call: RuntimeCall, correlation: int) -> tuple[int, ...]:
+        if call.operator < 0:
+            return ()
+        return (correlation if self.camera.numbering.has_correlation_as_external else self.first_id + call.operator,)
 
     def _work(self, index: int, correlation: int) -> Iterator[str]:
         work = self.program.work[index]
         start, end = self.starts[index], self.ends[index]
         where = self._on_stream(work.stream, start, end)
-        external = self._external_id(self.program.calls[work.call])
+        external = self._external_id(self.program.calls[work.call], correlation)
         args = self._work_args(work, end - start)
         yield self.page.work[index] % (*where, *external, self.camera.device, correlation, *args)
         yield self.page.flow("ac2g", False) % (correlation, *where[:3])
@@ -136,7 +145,8 @@ class StepEvents:
         row = call.sync.stream + (0 if is_of_stream else self.page.layout.sync_row_offset)
         where = self._on_stream(row, start + (end - start) // 4, end)
         event = (self.first_correlation + call.sync.record_call,) if is_of_stream else ()
-        yield self.page.syncs[index] % (*where, *self._external_id(call), *event, correlation, self.camera.device)
+        external = self._external_id(call, correlation)
+        yield self.page.syncs[index] % (*where, *external, *event, correlation, self.camera.device)
         yield self.page.flow("ac2g", False) % (correlation, *where[:3])
 
     def _draw_missed(self) -> frozenset[int]:

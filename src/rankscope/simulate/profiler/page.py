@@ -25,10 +25,12 @@ _CALLBACK_IDS = {
 
 
 class StepPage:
-    def __init__(self, program: StepProgram, layout: Layout, with_metadata: bool) -> None:
+    def __init__(self, program: StepProgram, layout: Layout, with_metadata: bool, record_id: str = "0") -> None:
         self.program = program
         self.layout = layout
         self.with_metadata = with_metadata
+        self.record_id = record_id
+        """The text of the number of an operator, or a hole for it; empty for none."""
         self._flows = {
             (category, is_start): self._flow(category, is_start)
             for category in ("ac2g", "fwdbwd")
@@ -41,7 +43,8 @@ class StepPage:
 
     @cached_property
     def spans(self) -> list[str]:
-        """Holes: [number of the step, before all others,] External id, [Sequence number,] [metadata,] Ev Idx."""
+        """Holes: [number of the step, before all others,] External id, [Record function id,] [Sequence number,]
+        [metadata,] Ev Idx."""
         return [self._span(span) for span in self.program.spans]
 
     @cached_property
@@ -79,7 +82,9 @@ class StepPage:
         if span.category == "python_function":
             ids = [("Python parent id", TEXT), ("Python id", INTEGER), ("Ev Idx", INTEGER)]
             return self._complete(span.category, constant(span.name), ids)
-        args = [("External id", INTEGER), ("Record function id", "0")]
+        args = [("External id", INTEGER)]
+        if self.record_id:
+            args.append(("Record function id", self.record_id))
         if span.sequence >= 0:
             args += [("Sequence number", INTEGER), ("Fwd thread id", str(span.thread))]
         if span.dims:

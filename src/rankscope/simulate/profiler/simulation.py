@@ -19,6 +19,7 @@ from rankscope.simulate.profiler.fault import Struck, strike
 from rankscope.simulate.profiler.layout import Layout, layout_named
 from rankscope.simulate.profiler.measure import describe_meetings, measure_steps
 from rankscope.simulate.profiler.mesh import Mesh, make_mesh
+from rankscope.simulate.profiler.numbering import Numbering
 from rankscope.simulate.profiler.page import StepPage
 from rankscope.simulate.profiler.program import StepProgram
 from rankscope.simulate.profiler.run import Conditions, JobRun
@@ -26,6 +27,7 @@ from rankscope.simulate.profiler.spec import FIRST_STEP, ProfileFault, ProfileNo
 from rankscope.simulate.profiler.truth import HostClock, ProfileTruth
 
 _DEFAULT_NOISE = ProfileNoise()
+_DEFAULT_NUMBERING = Numbering()
 _QUARTER_NS = 7_889_238_000_000_000
 """Kineto counts its times from the start of a quarter of a year of this length."""
 _FIRST_PID = 41_000
@@ -54,9 +56,9 @@ class ProfileSimulation:
     def host_of(self, rank: int) -> str:
         return _host_name(self.spec.host_of(rank))
 
-    def text(self, rank: int, layout: str = "classic") -> str:
+    def text(self, rank: int, layout: str = "classic", numbering: Numbering = _DEFAULT_NUMBERING) -> str:
         """The trace of a rank, word for word as its profiler wrote it."""
-        return _TraceText(self, layout_named(layout)).of(rank)
+        return _TraceText(self, layout_named(layout), numbering).of(rank)
 
     def trace(self, rank: int) -> dict[str, Any]:
         trace: dict[str, Any] = json.loads(self.text(rank, "minified"))
@@ -69,6 +71,7 @@ class ProfileSimulation:
         gzip: bool = True,
         names: str = "kineto_trace_{rank}.json",
         layout: str = "classic",
+        numbering: Numbering = _DEFAULT_NUMBERING,
     ) -> list[Path]:
         """Write one file per rank that left a trace, and return their paths in the order of the ranks.
 
@@ -76,7 +79,7 @@ class ProfileSimulation:
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        texts = _TraceText(self, layout_named(layout))
+        texts = _TraceText(self, layout_named(layout), numbering)
         paths = []
         for rank in self.ranks:
             content = texts.of(rank).encode()
@@ -94,15 +97,16 @@ class ProfileSimulation:
 class _TraceText:
     """Writes the traces of a simulation in one layout."""
 
-    def __init__(self, simulation: ProfileSimulation, layout: Layout) -> None:
+    def __init__(self, simulation: ProfileSimulation, layout: Layout, numbering: Numbering) -> None:
         self.simulation = simulation
         self.layout = layout
+        self.numbering = numbering
         self.pages: dict[int, StepPage] = {}
 
     def of(self, rank: int) -> str:
         simulation = self.simulation
         mesh, run, layout = simulation.mesh, simulation.run, self.layout
-        camera = self._camera(rank)
+        camera = make_camera(simulation, rank, self.numbering)
         first, last = simulation.truth.windows[rank]
         start_ns = camera.relative_ns(run.steps[first][rank].clock[0] - _WARM_UP_NS)
         end_ns = camera.relative_ns(run.steps[last][rank].clock[-1] + _COOL_DOWN_NS)
@@ -124,26 +128,29 @@ class _TraceText:
     def _page(self, program: StepProgram) -> StepPage:
         # The run keeps its programs alive, so that no other one can get the same id.
         if id(program) not in self.pages:
-            self.pages[id(program)] = StepPage(program, self.layout, self.simulation.spec.with_metadata)
+            with_metadata = self.simulation.spec.with_metadata
+            self.pages[id(program)] = StepPage(program, self.layout, with_metadata, self.numbering.record_id_text)
         return self.pages[id(program)]
 
-    def _camera(self, rank: int) -> Camera:
-        spec, noise = self.simulation.spec, self.simulation.noise
-        clock = self.simulation.truth.clocks[self.simulation.host_of(rank)]
-        base_ns = clock.recorded_ns(self.simulation.run.start_ns) // _QUARTER_NS * _QUARTER_NS
-        if noise.mixed_bases and rank % 2:
-            base_ns -= _QUARTER_NS
-        wanted = {"steps": spec.with_steps, "stack": spec.with_stack, "sync": spec.with_sync}
-        return Camera(
-            rank=rank,
-            pid=_FIRST_PID + 1_000 * (rank % spec.ranks_per_host),
-            device=rank % spec.ranks_per_host,
-            clock=clock,
-            base_ns=base_ns,
-            shown=frozenset(name for name, is_wanted in wanted.items() if is_wanted),
-            dropped=noise.drop_collectives,
-            seed=spec.seed,
-        )
+
+def make_camera(simulation: ProfileSimulation, rank: int, numbering: Numbering = _DEFAULT_NUMBERING) -> Camera:
+    spec, noise = simulation.spec, simulation.noise
+    clock = simulation.truth.clocks[simulation.host_of(rank)]
+    base_ns = clock.recorded_ns(simulation.run.start_ns) // _QUARTER_NS * _QUARTER_NS
+    if noise.mixed_bases and rank % 2:
+        base_ns -= _QUARTER_NS
+    wanted = {"steps": spec.with_steps, "stack": spec.with_stack, "sync": spec.with_sync}
+    return Camera(
+        rank=rank,
+        pid=_FIRST_PID + 1_000 * (rank % spec.ranks_per_host),
+        device=rank % spec.ranks_per_host,
+        clock=clock,
+        base_ns=base_ns,
+        shown=frozenset(name for name, is_wanted in wanted.items() if is_wanted),
+        dropped=noise.drop_collectives,
+        seed=spec.seed,
+        numbering=numbering,
+    )
 
 
 def simulate_profile(

@@ -1,0 +1,1 @@
+"""Chakra graphs: made from linked traces, judged as a simulator would, replayed."""

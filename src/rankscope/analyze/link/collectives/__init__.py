@@ -1,0 +1,1 @@
+"""The table et_collectives: collectives and transfers as execution traces have them."""

@@ -1,0 +1,1 @@
+"""The table et_edges: what had to come before what."""

@@ -1,0 +1,88 @@
+"""The nodes of execution traces, and the operators and annotations of profiler traces that they may be, as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from rankscope.analyze.derived import derived
+from rankscope.model.database import database
+from rankscope.model.tables import MISSING, Array, Trace
+
+# In this order nodes have their places. Numbers are given when a node begins, so it is the order of time as well.
+NODE_ORDER = "file_id, rank, node_id, position"
+_NODES = f"""
+    SELECT file_id, coalesce(rank, {MISSING}) AS rank, node_id, coalesce(parent_id, {MISSING}) AS parent_id,
+           coalesce(record_id, {MISSING}) AS record_id, kind = 'op' AS is_linkable
+    FROM et_nodes ORDER BY {NODE_ORDER}
+"""
+# Everything of a profiler's trace that an execution trace may have as well.
+EVENTS = """(
+    SELECT file_id, rank, op_id, NULL::BIGINT AS annotation_id, name, pid, tid, start_ns, duration_ns,
+           nullif(record_id, 0) AS record_id, record_id IS NOT NULL AS has_id_field, step, sequence_number AS seq_id,
+           input_dims
+    FROM ops
+    UNION ALL BY NAME
+    SELECT file_id, rank, annotation_id, name, pid, tid, start_ns, duration_ns, nullif(record_id, 0) AS record_id,
+           record_id IS NOT NULL AS has_id_field, step
+    FROM annotations WHERE kind = 'host'
+)"""
+# As columns without gaps, as Events has them.
+EVENT_COLUMNS = ", ".join(
+    f"coalesce(e.{name}, {MISSING}) AS {name}"
+    for name in ("op_id", "annotation_id", "tid", "start_ns", "duration_ns", "step")
+)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """All nodes of all execution traces, by file and number."""
+
+    file_id: Array
+    rank: Array
+    node_id: Array
+    parent: Array  # place of the node that called it; MISSING at the top
+    record_id: Array
+    is_linkable: Array  # a profiler can see it
+
+    def __len__(self) -> int:
+        return len(self.node_id)
+
+
+class Events(NamedTuple):
+    """What a profiler recorded of some nodes, in any order; times in nanoseconds."""
+
+    profile_id: Array
+    op_id: Array
+    annotation_id: Array
+    tid: Array
+    start_ns: Array
+    duration_ns: Array
+    step: Array
+
+    def take(self, rows: Array) -> Events:
+        return Events(*(column[rows] for column in self))
+
+
+def nodes_of(trace: Trace) -> Nodes:
+    return derived(trace, _load_nodes)
+
+
+def _load_nodes(trace: Trace) -> Nodes:
+    columns = database(trace).execute(_NODES).fetchnumpy()
+    file_id, node_id, wanted = columns["file_id"], columns["node_id"], columns["parent_id"]
+    parent = np.full(len(node_id), MISSING)
+    for own in file_slices(file_id):
+        place = np.minimum(np.searchsorted(node_id[own], wanted[own]), own.stop - own.start - 1) + own.start
+        parent[own] = np.where((wanted[own] >= 0) & (node_id[place] == wanted[own]), place, MISSING)
+    return Nodes(file_id, columns["rank"], node_id, parent, columns["record_id"], columns["is_linkable"])
+
+
+def file_slices(file_id: Array) -> list[slice]:
+    """Where the nodes of each execution trace are; a file holds the nodes of one process."""
+    borders = (np.flatnonzero(np.diff(file_id)) + 1).tolist()
+    if not len(file_id):
+        return []
+    return [slice(*ends) for ends in zip([0, *borders], [*borders, len(file_id)], strict=True)]

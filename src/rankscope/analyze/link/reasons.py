@@ -1,0 +1,103 @@
+"""Why operators of an execution trace are not in the profiler trace, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rankscope.model.finding import Certainty, Severity, count_noun, ranks_phrase
+from rankscope.model.tables import Trace
+
+_BOTH = (
+    "give both to one profiler: profile(execution_trace_observer=ExecutionTraceObserver().register_callback(PATH), ...)"
+)
+
+
+class Reason(NamedTuple):
+    cause: str  # follows the names of the ranks
+    because: str
+    help: str
+    certainty: Certainty = "certain"
+    severity: Severity = "warning"
+
+
+REASONS = {
+    "different-run": Reason(
+        "the execution trace and the profiler trace are of different runs",
+        "the process, the time of recording or the names of the operators are others",
+        "put the traces of one run into the folder, and no others",
+        certainty="likely",
+    ),
+    "no-overlap": Reason(
+        "the execution trace and the profiler trace are of different steps",
+        "both count operators, but one had ended before the other began",
+        _BOTH,
+    ),
+    "no-observer": Reason(
+        "the observer did not run while the profiler did",
+        "the profiler trace has no numbers of record functions, which it notes only while an observer runs",
+        _BOTH,
+    ),
+    "no-profile": Reason(
+        "there is no profiler trace beside the execution trace",
+        "execution traces hold no times of their own",
+        _BOTH,
+    ),
+    "no-operators": Reason(
+        "the profiler trace has no operators",
+        "it was recorded of the device alone, or is cut off before the first operator",
+        "profile with ProfilerActivity.CPU as well",
+    ),
+    "no-ids": Reason(
+        "the traces have no common numbers",
+        "operators were found by the order of their names on each thread",
+        "record with torch 2.4 or newer, where both traces note the same numbers",
+        certainty="likely",
+    ),
+    "partial": Reason(
+        "the observer recorded more than the profiler",
+        "the other operators have numbers before the profiler's first or after its last",
+        _BOTH,
+        severity="info",
+    ),
+    "cut": Reason(
+        "the profiler trace is cut off",
+        "its file ends before the trace does",
+        "copy it again if the original is whole; a process has to live until its profiler has written everything",
+    ),
+    "lost": Reason(
+        "the profiler trace lacks operators of the execution trace",
+        "the traces count the same operators, but the profiler trace lacks many of them",
+        "profile all threads with ProfilerActivity.CPU, and look for what was taken out of the trace since",
+    ),
+}
+
+
+def sentence(why: str, pairs: Iterable[dict[str, Any]]) -> str:
+    """What is amiss with the traces of some ranks, all for the same reason, and what comes of it."""
+    pairs = list(pairs)
+    n_missing = sum(pair["n_linkable"] - pair["n_linked"] for pair in pairs)
+    effect = f"so {count_noun(n_missing, 'operator has', 'operators have')} no times"
+    reason = REASONS[why]
+    return f"{ranks_phrase({pair['rank'] for pair in pairs})}: {reason.cause}" + (
+        f", {effect}" if n_missing else f": {reason.because}"
+    )
+
+
+def why_missing(trace: Trace) -> dict[int, str]:
+    """The reason by execution trace, a key of REASONS; those of which nothing is missing or amiss are left out."""
+    files = trace.table("files")
+    cut = set(files.array("file_id")[files.text("status").equals("damaged")].tolist())
+    profiled = set(trace.table("profiles").array("rank").tolist())
+    reasons = {pair["file_id"]: _why(pair, cut, profiled) for pair in trace.table("et_pairs").rows()}
+    return {file_id: why for file_id, why in reasons.items() if why}
+
+
+def _why(pair: dict[str, Any], cut: set[int], profiled: set[int]) -> str:
+    why = str(pair["why"])
+    is_missing = pair["n_linked"] < pair["n_linkable"]
+    if why in ("", "partial") and is_missing and pair["profile_id"] in cut:
+        return "cut"
+    if why == "no-profile" and pair["rank"] in profiled:
+        return "no-operators"
+    return why or ("lost" if is_missing else "")

@@ -1,0 +1,156 @@
+"""`rankscope export --to chakra`: linked execution traces as the files that simulators take, one per rank."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from rankscope.commands import output
+from rankscope.commands.linking import file_paths, load_linked
+from rankscope.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator, Sequence
+
+    from rankscope.analyze.chakra.build.graphs import Built
+    from rankscope.model.tables import Trace
+
+# What may be missing from a graph, by its field, and why. Dependencies on what is missing need no words of their own.
+_REASONS = {
+    "nodes_outside": "nodes from before or after what the profiler recorded: left out",
+    "kernels_outside": "kernels launched before or after what the observer recorded: left out",
+    "edges_backwards": "dependencies on what starts later: left out, they would make a circle",
+    "calls_unplaced": "collectives of which neither operator nor kernel is there: left out",
+    "calls_unknown": "collectives of a kind that Chakra has no number for: written as computation",
+    "calls_sizeless": "collectives without bytes: written as 1 byte, as simulators never end those of 0",
+}
+_HEADS = ("rank", "nodes", "operators", "host time", "kernels", "collectives", "sends", "recvs", "ctrl", "data", "file")
+
+
+def export_chakra(args: Namespace) -> int:
+    folder = args.output.rstrip(os.sep) or args.output
+    _check_folder(folder, args.name, args.force)
+    trace = load_linked(args)
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {folder}: {error.strerror}", "choose another one") from error
+    ranks = list(_write_ranks(trace, folder, args.name))
+    if args.json:
+        output.print_json({"path": folder, "format": "chakra", "ranks": ranks})
+    else:
+        output.print_lines(_summary(ranks, folder))
+    return 0
+
+
+def _check_folder(folder: str, name: str, force: bool) -> None:
+    """Refuses before the work is done, not after."""
+    if not name or os.sep in name:
+        raise UsageError(f"{name!r} is no name for files", "give a plain one: --name job writes job.0.et, job.1.et ...")
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise OutputError(f"{folder} is a file", "give the name of a folder")
+    if force or not os.path.isdir(folder):
+        return
+    own = re.compile(re.escape(name) + r"\.\d+\.et")
+    if any(own.fullmatch(found) for found in os.listdir(folder)):
+        raise OutputError(
+            f"{folder} has files {name}.<rank>.et already",
+            "choose another folder or --name, or give --force to overwrite them",
+        )
+
+
+def _write_ranks(trace: Trace, folder: str, name: str) -> Iterator[dict[str, Any]]:
+    from rankscope.analyze.chakra.build.graphs import build_graphs
+    from rankscope.render.chakra_file import write_graph
+
+    paths = file_paths(trace)
+    traces = trace.table("et_traces")
+    of_rank: dict[int, list[int]] = {}
+    for rank, file_id in zip(traces.array("rank").tolist(), traces.array("file_id").tolist(), strict=True):
+        of_rank.setdefault(rank, []).append(file_id)
+    done = 0
+    with output.ReadProgress() as progress:
+        for built in build_graphs(trace):
+            progress(done, len(of_rank), "writing")
+            path = os.path.join(folder, f"{name}.{built.graph.rank}.et")
+            write_graph(built.graph, path)
+            file_id = built.source.file_id
+            described = {
+                "rank": built.graph.rank,
+                "path": path,
+                "execution_trace": paths[file_id],
+                "unused_execution_traces": [paths[other] for other in of_rank[built.graph.rank] if other != file_id],
+                "profiler_traces": [paths[profile] for profile in built.source.profile_ids],
+                **_counts(built),
+            }
+            del built  # before the next one is made
+            yield described
+            done += 1
+
+
+def _counts(built: Built) -> dict[str, Any]:
+    import numpy as np
+
+    from rankscope.model.chakra import NODE_TYPES
+
+    graph = built.graph
+    by_type = np.bincount(graph.type, minlength=len(NODE_TYPES)).tolist()
+    return {
+        "n_nodes": len(graph.type),
+        "nodes_by_type": {name: count for name, count in zip(NODE_TYPES, by_type, strict=True) if count},
+        "n_operators": built.n_operators,
+        "n_host_time": built.n_host_time,
+        "n_kernels": built.n_kernels,
+        "n_ctrl_deps": len(graph.ctrl_deps.values),
+        "n_data_deps": len(graph.data_deps.values),
+        "n_inflated": built.n_inflated,
+        "left_out": built.left_out._asdict(),
+    }
+
+
+def _summary(ranks: Sequence[dict[str, Any]], folder: str) -> Iterator[str]:
+    import sys
+
+    from rankscope.render.plain_table import table_lines
+
+    rows = [
+        (
+            rank["rank"],
+            rank["n_nodes"],
+            rank["n_operators"],
+            rank["n_host_time"],
+            rank["n_kernels"],
+            *(rank["nodes_by_type"].get(f"COMM_{kind}_NODE", 0) for kind in ("COLL", "SEND", "RECV")),
+            rank["n_ctrl_deps"],
+            rank["n_data_deps"],
+            rank["path"],
+        )
+        for rank in ranks
+    ]
+    yield from table_lines(_HEADS, rows, output.text_width(sys.stdout))
+    yield ""
+    yield from _notes(ranks)
+    yield f"Next: rankscope chakra validate {shlex.quote(folder)}"
+
+
+def _notes(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
+    from rankscope.model.finding import ranks_phrase
+
+    without = [rank["rank"] for rank in ranks if not rank["profiler_traces"]]
+    if without:
+        yield f"note: {ranks_phrase(without)}: no profiler trace of the same steps, so all nodes take no time"
+    for rank in ranks:
+        for path in rank["unused_execution_traces"]:
+            yield f"note: {path} was not used: {rank['execution_trace']} tells more of rank {rank['rank']}"
+    for field, reason in _REASONS.items():
+        affected = [rank for rank in ranks if rank["left_out"][field]]
+        if affected:
+            n_all = sum(rank["left_out"][field] for rank in affected)
+            yield f"note: {n_all:,} {reason} ({ranks_phrase([rank['rank'] for rank in affected])})"
+    n_inflated = sum(rank["n_inflated"] for rank in ranks)
+    if n_inflated:
+        yield f"note: {n_inflated:,} durations were measured while the observer ran: short operators seem slower;"
+        yield "      with traces of the same steps without it, give --durations-from PATH"

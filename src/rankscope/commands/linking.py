@@ -1,0 +1,94 @@
+"""What the commands about linked execution traces share: reading them, durations from clean steps, how to record."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from rankscope.commands.loading import load_trace
+from rankscope.errors import InputError
+from rankscope.model.schema_execution import EXECUTION_TABLES
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+    from collections.abc import Sequence
+
+    from rankscope.model.tables import Trace
+
+HOW_TO_RECORD = (
+    "record one with the profiler: profile(..., execution_trace_observer="
+    'ExecutionTraceObserver().register_callback("torch_et_<rank>.json")), from torch.profiler'
+)
+
+
+def add_durations_option(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--durations-from",
+        metavar="PATH",
+        help="profiler traces of the same steps without the observer, which makes operators slower: take theirs",
+    )
+
+
+def load_linked(args: Namespace) -> Trace:
+    """With durations from elsewhere both are read together, since a file of the one may lie among the others."""
+    clean = args.durations_from
+    if clean and not os.path.exists(clean):
+        raise InputError(f"there is no {clean}", "give the profiler trace of clean steps, or a folder of them")
+    if clean and not any(_is_below(clean, path) for path in args.paths):
+        both = Namespace(**vars(args) | {"paths": [*args.paths, clean]})
+        trace = load_trace(both, lambda trace: _keep_profiles_only(trace, clean, args.paths))
+    else:
+        trace = load_trace(args)
+    if not trace.has("et_traces"):
+        raise InputError("there is no execution trace in " + ", ".join(trace.paths), HOW_TO_RECORD)
+    if clean:
+        from rankscope.analyze.link.durations import transplanted_links
+
+        trace.tables["et_links"] = transplanted_links(trace, _profiles_below(trace, clean))
+    return trace
+
+
+def _keep_profiles_only(trace: Trace, folder: str, paths: Sequence[str]) -> None:
+    """Execution traces of the folder are of other steps: they are not what is to be linked."""
+    import numpy as np
+
+    others = [
+        file_id
+        for file_id, path in file_paths(trace).items()
+        if _is_below(_on_disk(path), folder) and not any(_is_below(_on_disk(path), own) for own in paths)
+    ]
+    for spec in EXECUTION_TABLES:
+        if spec.name in trace.tables:
+            table = trace.tables[spec.name]
+            trace.tables[spec.name] = table.take(np.flatnonzero(~np.isin(table.array("file_id"), others)))
+        kept = [part for part in trace.parts.pop(spec.name, ()) if part.file_id not in others]
+        if kept:
+            trace.parts[spec.name] = kept
+
+
+def _on_disk(path: str) -> str:
+    """A file in an archive is where the archive is."""
+    return path.partition("!")[0]
+
+
+def _profiles_below(trace: Trace, folder: str) -> set[int]:
+    profiles = set(trace.table("profiles").array("file_id").tolist())
+    chosen = {
+        file_id
+        for file_id, path in file_paths(trace).items()
+        if file_id in profiles and _is_below(_on_disk(path), folder)
+    }
+    if not chosen:
+        raise InputError(f"there is no profiler trace in {folder}", "give traces of steps without the observer")
+    return chosen
+
+
+def file_paths(trace: Trace) -> dict[int, str]:
+    files = trace.table("files")
+    return dict(zip(files.array("file_id").tolist(), files.text("path").tolist(), strict=True))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    path, folder = os.path.realpath(path), os.path.realpath(folder)
+    return path == folder or path.startswith(folder + os.sep)
