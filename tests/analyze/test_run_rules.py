@@ -38,6 +38,7 @@ def test_on_a_capture_of_dumps_every_rule_for_them_runs_and_the_others_say_why_n
     assert {name for name, state in runs.items() if state == "ran"} > {"op-mismatch", "straggler", "ring-too-small"}
     assert {check.why for check in checks if check.status == "skipped"} == {
         "no profiler traces in this capture",
+        "no execution traces in this capture",
         "no logs of torch.compile in this capture: record with TORCH_TRACE=FOLDER",
     }
 

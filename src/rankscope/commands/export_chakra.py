@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator, Sequence
 
-    from rankscope.analyze.chakra.build.graphs import Built
+    from rankscope.analyze.chakra.building.graphs import Built
     from rankscope.model.tables import Trace
 
 # What may be missing from a graph, by its field, and why. Dependencies on what is missing need no words of their own.
@@ -63,7 +63,7 @@ def _check_folder(folder: str, name: str, force: bool) -> None:
 
 
 def _write_ranks(trace: Trace, folder: str, name: str) -> Iterator[dict[str, Any]]:
-    from rankscope.analyze.chakra.build.graphs import build_graphs
+    from rankscope.analyze.chakra.building.graphs import build_graphs
     from rankscope.render.chakra_file import write_graph
 
     paths = file_paths(trace)

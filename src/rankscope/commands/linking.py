@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rankscope.commands.loading import load_trace
 from rankscope.errors import InputError
-from rankscope.model.schema_execution import EXECUTION_TABLES
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -52,6 +51,8 @@ def load_linked(args: Namespace) -> Trace:
 def _keep_profiles_only(trace: Trace, folder: str, paths: Sequence[str]) -> None:
     """Execution traces of the folder are of other steps: they are not what is to be linked."""
     import numpy as np
+
+    from rankscope.model.schema_execution import EXECUTION_TABLES
 
     others = [
         file_id

@@ -83,9 +83,7 @@ _OP_ARGS = {
     "Concrete Inputs": "concrete_inputs",
 }
 _CALL_ARGS = {"correlation": "correlation", "External id": "external_id"}
-_ANNOTATION_ARGS = {
-    name: _OP_ARGS[name] for name in ("External id", "Record function id", "Input Dims", "Input type")
-}
+_ANNOTATION_ARGS = {name: _OP_ARGS[name] for name in ("External id", "Record function id", "Input Dims", "Input type")}
 _SYNC_ARGS = {
     "cuda_sync_kind": "sync_kind",
     "device": "device",

@@ -18,28 +18,52 @@ FLOWS = ("launch", "sync", "backward", "data", "handover", "collective")
 _ROWS_AT_ONCE = 10_000
 _STREAM_TRACKS = 1 << 40  # thread numbers that no system gives out
 _DEVICE_TRACKS = 1 << 20
+_LANES = 1 << 44
+_MAX_LANES = 64
 
-# Everything that is drawn, in one place, on the common clock. Only with its rank is a kernel's number unique in a file:
-# exports of nsys hold several processes.
+
+def _common(column: str) -> str:
+    """A time on the clock that all ranks share. Whatever lay within another span still does."""
+    drifted = f"CASE WHEN isfinite(c.drift_ppb) THEN round(c.drift_ppb / 1e9 * ({column} - c.at_ns))::BIGINT END"
+    return f"({column} - coalesce(c.offset_ns, 0) - coalesce({drifted}, 0))"
+
+
+# Everything that is drawn, in one place. Only with its rank is a kernel's number unique in a file: exports of nsys hold
+# several processes. Durations from clean steps do not fit between the beginnings of these: they are told, not drawn.
 _SPANS = f"""
 CREATE OR REPLACE TEMP TABLE linked_spans AS
-WITH offsets AS (SELECT file_id, rank, offset_ns FROM profile_clocks)
-SELECT 'node' AS what, l.file_id AS key_file, l.node_id AS key, l.rank, l.tid AS track,
-       l.start_ns - coalesce(o.offset_ns, 0) AS start_ns, l.duration_ns
-FROM et_links AS l LEFT JOIN offsets AS o ON o.file_id = l.profile_id AND o.rank = l.rank
-WHERE l.profile_id IS NOT NULL
-UNION ALL
-SELECT 'kernel', k.file_id, k.kernel_id, k.rank,
-       {_STREAM_TRACKS} + coalesce(k.device, 0)::BIGINT * {_DEVICE_TRACKS} + coalesce(k.stream, 0),
-       k.start_ns - coalesce(o.offset_ns, 0), k.duration_ns
-FROM kernels AS k
-SEMI JOIN (SELECT DISTINCT profile_id, rank FROM et_links) AS p
-    ON p.profile_id = k.file_id AND p.rank IS NOT DISTINCT FROM k.rank
-LEFT JOIN offsets AS o ON o.file_id = k.file_id AND o.rank = k.rank
+WITH moved AS (FROM et_links WHERE duration_from <> profile_id),
+recorded AS (
+    SELECT m.file_id, m.node_id, e.duration_ns FROM moved AS m
+    JOIN ops AS e ON e.file_id = m.profile_id AND e.rank IS NOT DISTINCT FROM m.rank AND e.op_id = m.op_id
+    UNION ALL
+    SELECT m.file_id, m.node_id, e.duration_ns FROM moved AS m JOIN annotations AS e
+    ON e.file_id = m.profile_id AND e.rank IS NOT DISTINCT FROM m.rank AND e.annotation_id = m.annotation_id
+), spans AS (
+    SELECT 'node' AS what, l.file_id AS key_file, l.node_id AS key, l.rank, l.tid AS track, l.profile_id, l.start_ns,
+           l.start_ns + coalesce(r.duration_ns, l.duration_ns) AS end_ns
+    FROM et_links AS l LEFT JOIN recorded AS r ON r.file_id = l.file_id AND r.node_id = l.node_id
+    WHERE l.profile_id IS NOT NULL
+    UNION ALL
+    SELECT 'kernel', k.file_id, k.kernel_id, k.rank,
+           {_STREAM_TRACKS} + coalesce(k.device, 0)::BIGINT * {_DEVICE_TRACKS} + coalesce(k.stream, 0),
+           k.file_id, k.start_ns, k.start_ns + k.duration_ns
+    FROM kernels AS k
+    SEMI JOIN (SELECT DISTINCT profile_id, rank FROM et_links) AS p
+        ON p.profile_id = k.file_id AND p.rank IS NOT DISTINCT FROM k.rank
+)
+SELECT what, key_file, key, s.rank, track, {_common("start_ns")} AS start_ns,
+       {_common("end_ns")} - {_common("start_ns")} AS duration_ns
+FROM spans AS s
+LEFT JOIN profile_clocks AS c ON c.file_id = s.profile_id AND c.rank IS NOT DISTINCT FROM s.rank
+"""
+_IN_ORDER = """
+SELECT rowid, rank, track, start_ns, start_ns + duration_ns FROM linked_spans
+ORDER BY rank, track, start_ns, duration_ns DESC, rowid
 """
 _NODES = """
 SELECT s.rank, s.track, s.start_ns, s.duration_ns, n.name, n.node_id, n.parent_id, n.record_id, n.seq_id, l.step,
-       l.own_ns, l.how, n.input_shapes, n.input_types
+       l.own_ns, CASE WHEN l.duration_from <> l.profile_id THEN l.duration_ns END, l.how, n.input_shapes, n.input_types
 FROM linked_spans AS s JOIN et_nodes AS n ON n.file_id = s.key_file AND n.node_id = s.key
 JOIN et_links AS l ON l.file_id = s.key_file AND l.node_id = s.key
 WHERE s.what = 'node' ORDER BY s.rank, s.track, s.start_ns, s.duration_ns DESC
@@ -68,11 +92,12 @@ ORDER BY ALL
 
 
 def write_linked_timeline(trace: Trace, path: str) -> int:
-    """The number of spans and arrows. Times are microseconds since `baseTimeNanoseconds`, with all their digits."""
+    """The number of events. Times are microseconds since `baseTimeNanoseconds`, with all their digits."""
     connection = database(trace)
     for table in ("et_links", "et_edges", "profile_clocks"):
         trace.table(table)  # made now, so that the queries see it
     connection.execute(_SPANS).fetchall()
+    _set_aside(trace)
     [(base_ns,)] = connection.execute("SELECT coalesce(min(start_ns), 0) FROM linked_spans").fetchall()
     n_events = 0
     with _packed(path) as out:
@@ -84,6 +109,34 @@ def write_linked_timeline(trace: Trace, path: str) -> int:
             n_events += len(batch)
         out.write(b"\n]}\n")
     return n_events
+
+
+def _set_aside(trace: Trace) -> None:
+    """Viewers drop what begins within a span and ends after it, as transfers of gloo do: it gets a track beside."""
+    moved: dict[int, list[int]] = {}
+    place: tuple[int, int] | None = None
+    lanes: list[list[int]] = []
+    for row, rank, track, start, end in _rows(trace, _IN_ORDER):
+        if place != (rank, track):
+            place, lanes = (rank, track), []
+        if lane := _take_lane(lanes, start, end):
+            moved.setdefault(lane, []).append(row)
+    for lane, rows in moved.items():
+        update = f"UPDATE linked_spans SET track = track + {lane * _LANES} WHERE rowid IN (SELECT unnest(?))"
+        database(trace).execute(update, [rows]).fetchall()
+
+
+def _take_lane(lanes: list[list[int]], start: int, end: int) -> int:
+    """The first lane in which the span lies wholly within or after the others; `lanes` has the ends of open spans."""
+    for number, ends in enumerate(lanes):
+        while ends and ends[-1] <= start:
+            ends.pop()
+        if not ends or end <= ends[-1]:
+            ends.append(end)
+            return number
+    if len(lanes) < _MAX_LANES:
+        lanes.append([end])
+    return len(lanes) - 1
 
 
 @contextmanager
@@ -100,9 +153,10 @@ def _packed(path: str) -> Iterator[BinaryIO]:
 def _events(trace: Trace, base_ns: int) -> Iterator[dict[str, Any]]:
     yield from _names(trace)
     for rank, track, start, duration, name, *about in _rows(trace, _NODES):
-        node, parent, record, sequence, step, own, how, shapes, types = about
+        node, parent, record, sequence, step, own, clean, how, shapes, types = about
         args = {"node": node, "parent": parent, "record function": record, "sequence": sequence, "step": step}
-        args |= {"own us": own / 1000, "linked by": how, "shapes": shapes, "types": types}
+        args |= {"own us": own / 1000, "us without the observer": clean / 1000 if clean is not None else None}
+        args |= {"linked by": how, "shapes": shapes, "types": types}
         yield _span(rank, track, (start - base_ns, duration), name, "node", args)
     for rank, track, start, duration, name, kernel, kind, stream, step, n_bytes in _rows(trace, _KERNELS):
         args = {"kernel": kernel, "stream": stream, "step": step, "bytes": n_bytes}
@@ -129,9 +183,9 @@ def _names(trace: Trace) -> Iterator[dict[str, Any]]:
             seen.add(rank)
             yield _label("process_name", rank, 0, f"rank {rank}")
             yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
-        yield _label(
-            "thread_name", rank, track, f"thread {track}" if track < _STREAM_TRACKS else _stream(device, stream)
-        )
+        lane, own = divmod(track, _LANES)
+        name = f"thread {own}" if own < _STREAM_TRACKS else _stream(device, stream)
+        yield _label("thread_name", rank, track, f"{name}, beside" if lane else name)
 
 
 def _stream(device: int | None, stream: int | None) -> str:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankscope.analyze.chakra.build.graphs import Built, build_graphs
+from rankscope.analyze.chakra.building.graphs import Built, build_graphs
 from rankscope.model.chakra import ChakraGraph, Ragged
 from rankscope.model.tables import Table, Trace
 

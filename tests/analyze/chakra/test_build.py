@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from analyze.chakra.linked_traces import MAIN, OTHER, Linked, as_trace, at, attribute, build, names_of, times, waits
-from rankscope.analyze.chakra.build.graphs import build_graphs, chakra_graphs
-from rankscope.analyze.chakra.build.items import nearest
+from rankscope.analyze.chakra.building.graphs import build_graphs, chakra_graphs
+from rankscope.analyze.chakra.building.items import nearest
 from rankscope.model.chakra import COMM_COLL, COMM_RECV, COMM_SEND, COMP, METADATA, Attribute
 from rankscope.model.tables import MISSING
 

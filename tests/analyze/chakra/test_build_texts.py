@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.analyze.chakra.build.texts import GroupNames, described_groups, printed_lists
+from rankscope.analyze.chakra.building.texts import GroupNames, described_groups, printed_lists
 from rankscope.model.tables import Text
 
 ANY_LIST = st.recursive(

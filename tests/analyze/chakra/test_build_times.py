@@ -8,7 +8,7 @@ import pytest
 
 from analyze.chakra.linked_traces import MAIN, OTHER, Linked, as_trace, attribute, build, names_of, ns, times, waits
 from rankscope import pipeline
-from rankscope.analyze.chakra.build.graphs import build_graphs
+from rankscope.analyze.chakra.building.graphs import build_graphs
 from rankscope.analyze.chakra.validate import validate
 from rankscope.model.chakra import COMP
 from rankscope.model.tables import Table

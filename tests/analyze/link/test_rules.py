@@ -121,7 +121,7 @@ TWO_TRACES = "ranks 0,1: the execution trace and the profiler trace are of diffe
 @pytest.mark.parametrize(
     ("damage", "cause", "n_missing", "said"),
     [
-        (different_run, f"{TWO_TRACES} runs", 600, "rank 0: 0 of 300 operators found (0 %), 109 numbers under another name"),
+        (different_run, f"{TWO_TRACES} runs", 600, "0 of 300 operators found (0 %), 109 numbers under another name"),
         (no_overlap, f"{TWO_TRACES} steps", 174, "one had ended before the other began"),
         (no_observer, "ranks 0,1: the observer did not run while the profiler did", 174, "only while an observer runs"),
         (no_profile, "rank 1: there is no profiler trace beside the execution trace", 174, "no times of their own"),

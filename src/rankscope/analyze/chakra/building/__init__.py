@@ -1,0 +1,1 @@
+"""From linked tables to the graphs that simulators take."""
