@@ -32,7 +32,7 @@ from execution_tools import (
     n_chakra_nodes,
 )
 from measuring import Usage, measure_in_turns, processor, replace_between
-from rankscope.simulate.execution_trace import PairOptions, write_pairs
+from rankscope.simulate.execution import PairOptions, write_pairs
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
 README = Path(__file__).with_name("README.md")

@@ -149,8 +149,8 @@ def test_parts_are_a_table_too() -> None:
     assert (main["part"], main["excess_ns"]) == ("nothing recorded", pytest.approx(DELAY * 1000))
 
 
-PARALLEL = ProfileSpec(data_parallel=4, ranks_per_host=2, n_layers=2, n_microbatches=2, n_steps=4)
-PIPELINE = ProfileSpec(data_parallel=4, stages=2, ranks_per_host=4, n_layers=2, n_microbatches=3, n_steps=4)
+PARALLEL = ProfileSpec(data_parallel=4, ranks_per_host=2, n_layers=2, n_microbatches=2, n_steps=3)
+PIPELINE = ProfileSpec(data_parallel=3, stages=2, ranks_per_host=3, n_layers=2, n_microbatches=3, n_steps=3)
 FAULTS = ("slow-kernels", "host-bound", "data-loading", "garbage-collection", "more-work", "compile")
 
 
@@ -196,7 +196,7 @@ def test_the_cost_is_what_the_job_would_gain(tmp_path: Path) -> None:
     ids=["sampled", "no-metadata", "no-steps", "skewed"],
 )
 def test_the_late_rank_is_named_whatever_the_traces_lack(options: Any, noise: ProfileNoise, tmp_path: Path) -> None:
-    spec = ProfileSpec(data_parallel=6, ranks_per_host=2, n_layers=2, n_microbatches=2, n_steps=4, **options)
+    spec = ProfileSpec(data_parallel=4, ranks_per_host=2, n_layers=2, n_microbatches=2, n_steps=4, **options)
     finding = only(simulated(tmp_path, spec, ProfileFault("slow-kernels", rank=3), noise))
     assert (finding.ranks, finding.evidence.facts["cause"]) == ((3,), "slow-kernels")
 

@@ -167,7 +167,7 @@ RANK_FAULTS = ("slow-kernels", "host-bound", "data-loading", "garbage-collection
 def simulated(folder: Path, fault: ProfileFault | None, **spec: Any) -> tuple[Trace, ProfileTruth]:
     simulation = simulate_profile(ProfileSpec(n_steps=3, **spec), fault, ProfileNoise())
     simulation.write(folder, gzip=False)
-    return rankscope.load(folder), simulation.truth
+    return rankscope.load(folder, jobs=1), simulation.truth
 
 
 def mean(steps: dict[int, int]) -> float:

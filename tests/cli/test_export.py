@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 import pickle
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rankscope.simulate import Fault, JobSpec, Mesh, simulate
 pytestmark = pytest.mark.slow
 
 Rows = list[tuple[Any, ...]]
+Tables = Iterable[str]
 
 
 @pytest.fixture(scope="module")
@@ -27,36 +29,35 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def read_duckdb(path: Path, table: str) -> Rows:
+def read_duckdb(path: Path, tables: Tables) -> list[Rows]:
     with duckdb.connect(str(path), read_only=True) as connection:
-        return connection.execute(f"from {table}").fetchall()
+        return [connection.execute(f"from {table}").fetchall() for table in tables]
 
 
-def read_sqlite(path: Path, table: str) -> Rows:
-    connection = sqlite3.connect(path)
-    try:
-        return connection.execute(f"select * from {table}").fetchall()
-    finally:
-        connection.close()
+def read_sqlite(path: Path, tables: Tables) -> list[Rows]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [connection.execute(f"select * from {table}").fetchall() for table in tables]
 
 
-def read_parquet(path: Path, table: str) -> Rows:
-    return duckdb.execute(f"from '{path / table}.parquet'").fetchall()
+def read_parquet(path: Path, tables: Tables) -> list[Rows]:
+    return [duckdb.execute(f"from '{path / table}.parquet'").fetchall() for table in tables]
 
 
 def read_csv(path: Path, table: str) -> Rows:
     return duckdb.execute(f"from read_csv('{path / table}.csv', header = true, all_varchar = true)").fetchall()
 
 
-def read_json(path: Path, table: str) -> Rows:
-    return [tuple(row.values()) for row in json.loads(path.read_text())[table]]
+def read_json(path: Path, tables: Tables) -> list[Rows]:
+    written = json.loads(path.read_text())
+    return [[tuple(row.values()) for row in written[table]] for table in tables]
 
 
-def read_pickle(path: Path, table: str) -> Rows:
-    return list(zip(*pickle.loads(path.read_bytes())[table].values(), strict=True))
+def read_pickle(path: Path, tables: Tables) -> list[Rows]:
+    written = pickle.loads(path.read_bytes())
+    return [list(zip(*written[table].values(), strict=True)) for table in tables]
 
 
-READERS: dict[str, Callable[[Path, str], Rows]] = {
+READERS: dict[str, Callable[[Path, Tables], list[Rows]]] = {
     "out.duckdb": read_duckdb,
     "out.db": read_duckdb,
     "out.sqlite": read_sqlite,
@@ -95,8 +96,8 @@ def test_every_format_holds_every_row(
 ) -> None:
     path = tmp_path / name
     assert main(["export", job, "-o", str(path)]) == 0
-    for table in SCHEMA:
-        assert READERS[name](path, table) == values_of(trace, table), table
+    for table, rows in zip(SCHEMA, READERS[name](path, SCHEMA), strict=True):
+        assert rows == values_of(trace, table), table
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("Wrote ")
@@ -138,7 +139,7 @@ def test_a_file_is_overwritten_only_by_force(
     assert "exists already" in capsys.readouterr().err
     assert path.read_text() == "mine"
     assert main(["export", job, "-o", str(path), "--force"]) == 0
-    assert READERS[name](path, "ranks") == values_of(trace, "ranks")
+    assert READERS[name](path, ["ranks"]) == [values_of(trace, "ranks")]
 
 
 def test_force_replaces_no_file_of_others(
@@ -150,7 +151,7 @@ def test_force_replaces_no_file_of_others(
     assert "is not empty" in capsys.readouterr().err
     assert main(["export", job, "-o", str(tmp_path), "--force"]) == 0
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert read_parquet(tmp_path, "ranks") == values_of(trace, "ranks")
+    assert read_parquet(tmp_path, ["ranks"]) == [values_of(trace, "ranks")]
 
 
 @pytest.mark.parametrize("kind", ["duckdb", "sqlite", "parquet", "csv", "json", "pickle"])

@@ -11,7 +11,7 @@ from rankscope.analyze.chakra.validate import validate
 from rankscope.cli import main
 from rankscope.model.chakra import COMM_COLL, Attribute
 from rankscope.read.chakra_file import read_chakra
-from rankscope.simulate.execution_trace import PairOptions, observe, write_execution_trace, write_pairs
+from rankscope.simulate.execution import PairOptions, observe, write_execution_trace, write_pairs
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
 pytestmark = pytest.mark.slow

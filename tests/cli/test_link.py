@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.cli import main
 from rankscope.model.tables import SCHEMA
-from rankscope.simulate.execution_trace import PairOptions, observe, write_execution_trace, write_pairs
+from rankscope.simulate.execution import PairOptions, observe, write_execution_trace, write_pairs
 from rankscope.simulate.profiler import ProfileNoise, ProfileSpec, simulate_profile
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rankscope.simulate.execution_nodes import GROUPS_NAME, PROCESS_NAME, THREAD_NAME
-from rankscope.simulate.execution_trace import ExecutionTrace, observe, write_execution_trace
+from rankscope.simulate.execution import ExecutionTrace, observe, write_execution_trace
+from rankscope.simulate.execution.nodes import GROUPS_NAME, PROCESS_NAME, THREAD_NAME
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
 FOLDER = Path(__file__).parent / "execution_trace"

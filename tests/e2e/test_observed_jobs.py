@@ -164,8 +164,10 @@ def test_the_graph_is_one_that_a_simulator_takes(traces: Path, case: str, tmp_pa
     assert 0.85 < replay["ratio"] < 1.15
 
 
-def test_durations_come_from_clean_steps(traces: Path, tmp_path: Path) -> None:
-    clean = traces / "clean" / "kineto_clean_0.json"
+@pytest.mark.parametrize("given", ["kineto_clean_0.json", "."])
+def test_durations_come_from_clean_steps(traces: Path, given: str, tmp_path: Path) -> None:
+    """Of a folder that holds both, the traces without the observer count."""
+    clean = traces / "clean" / given
     done = run("link", traces / "clean", "--durations-from", clean, "--json", "-o", tmp_path / "linked")
     assert done.returncode == 0, done.stderr
     [pair] = json.loads(done.stdout)["pairs"]

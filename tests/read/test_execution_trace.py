@@ -13,7 +13,7 @@ from rankscope.model.tables import Trace
 from rankscope.pipeline import load
 from rankscope.read import event_stream
 from rankscope.read.execution_stage import NodeStage
-from rankscope.simulate.execution_trace import SCHEMAS, execution_trace_text, observe
+from rankscope.simulate.execution import SCHEMAS, execution_trace_text, observe
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
 NEWEST = SCHEMAS[-1]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from rankscope.simulate.execution_nodes import (
+from rankscope.simulate.execution.nodes import (
     Argument,
     Communication,
     Device,

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from rankscope.errors import UsageError
-from rankscope.simulate.execution_nodes import GROUPS_NAME, PROCESS_NAME, ROOT_ID, ExecutionTrace, Node
-from rankscope.simulate.execution_schemas import OP_SCHEMAS
-from rankscope.simulate.execution_trace import (
+from rankscope.simulate.execution import (
     LATEST_SCHEMA,
     SCHEMAS,
     execution_trace_text,
     observe,
     write_execution_trace,
 )
+from rankscope.simulate.execution.nodes import GROUPS_NAME, PROCESS_NAME, ROOT_ID, ExecutionTrace, Node
+from rankscope.simulate.execution.schemas import OP_SCHEMAS
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 from simulate.execution_reading import fields_of, flattened, read_back
 

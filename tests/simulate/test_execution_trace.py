@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rankscope.errors import UsageError
-from rankscope.simulate.execution_nodes import GROUPS_NAME, PROCESS_NAME, THREAD_NAME, ExecutionTrace, Node
-from rankscope.simulate.execution_trace import PairOptions, observe, write_pairs
+from rankscope.simulate.execution import PairOptions, observe, write_pairs
+from rankscope.simulate.execution.nodes import GROUPS_NAME, PROCESS_NAME, THREAD_NAME, ExecutionTrace, Node
 from rankscope.simulate.profiler import (
     Numbering,
     ProfileFault,

@@ -160,8 +160,9 @@ def _write(trace: Trace, report: Report, args: Namespace) -> list[RankTree]:
 
 def _write_page(trace: Trace, report: Report, path: str, options: TreeOptions) -> None:
     from rankscope.render.compile_tree.single_file import write_single
+    from rankscope.render.whole_file import whole_file
 
-    with output.whole_file(path) as part:  # a page that was cut off would look whole
+    with whole_file(path) as part:  # a page that was cut off would look whole
         packed = write_single(trace, report, part, options)
     if packed.note:
         sys.stderr.write(f"{path}: {packed.note}\n")

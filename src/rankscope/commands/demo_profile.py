@@ -46,7 +46,7 @@ def write_traces(simulation: ProfileSimulation, folder: str, with_execution_trac
         return
     from pathlib import Path
 
-    from rankscope.simulate.execution_trace import PairOptions, write_pairs
+    from rankscope.simulate.execution import PairOptions, write_pairs
 
     write_pairs(simulation, Path(folder), PairOptions(gzip=True))
 

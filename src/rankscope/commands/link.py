@@ -112,8 +112,7 @@ def _write(trace: Trace, folder: str) -> dict[str, int]:
     make_linked_tables(trace)
     with output.ReadProgress() as progress:
         n_rows = write_database(database(trace), LINKED_TABLES, folder, "parquet", progress)
-    with output.whole_file(os.path.join(folder, TIMELINE)) as part:
-        n_events = write_linked_timeline(trace, part)
+    n_events = write_linked_timeline(trace, os.path.join(folder, TIMELINE))
     return {**{f"{name}.parquet": count for name, count in n_rows.items()}, TIMELINE: n_events}
 
 

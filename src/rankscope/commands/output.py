@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rankscope.errors import OutputError, UsageError
+from rankscope.render.whole_file import whole_file
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -93,20 +93,6 @@ def write_file(path: str, lines: Iterable[str], force: bool) -> None:
     check_writable(path, force)
     with whole_file(path) as part, open(part, "x", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(f"{line}\n" for line in lines)
-
-
-@contextmanager
-def whole_file(path: str) -> Iterator[str]:
-    """All or nothing: a path beside to write to, whose file then takes the name."""
-    part = f"{path}.part-{os.getpid()}"
-    try:
-        yield part
-        os.replace(part, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}", "choose a folder that you may write to") from error
-    finally:
-        if os.path.lexists(part):
-            os.unlink(part)
 
 
 class ReadProgress:

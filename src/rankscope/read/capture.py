@@ -265,6 +265,8 @@ def _nothing_found(given: Sequence[str], rows: Sequence[Row], prefix: str | None
         return InputError(
             f"{where}: no name begins with {prefix}", "leave out --prefix to see what is found by looking"
         )
+    if rows and all(row["path"].endswith((".et", ".et.gz")) for row in rows):
+        return InputError(f"{where}: a Chakra trace is no record of a job", f"rankscope chakra validate {where}")
     if rows:
         names = ", ".join(row["path"].rsplit("/", 1)[-1] for row in rows[:3]) + (", ..." if len(rows) > 3 else "")
         return InputError(

@@ -26,6 +26,7 @@ _KEYS = (
     b'"displayTimeUnit"',
     b'"baseTimeNanoseconds"',
 )
+_OWN_OUTPUT = b'"writer":"rankscope"'
 _TRACE_NAME = re.compile(r"kineto|\.pt\.trace\.json|libkineto", re.IGNORECASE)
 _RANK_IN_NAME = re.compile(r"(?:rank|kineto_trace|kineto_clean|trace|worker)[-_.]?(\d+)", re.IGNORECASE)
 # Kineto counts microseconds from a boundary of three months (a quarter of the mean Gregorian year).
@@ -34,6 +35,8 @@ _EPOCH_TS_NS = 10**18  # times beyond are already counted from 1970 (that is aft
 
 
 def sniff(head: bytes, name: str) -> bool:
+    if _OWN_OUTPUT in head:
+        return False  # a timeline that we made of traces is none of them
     start = head.lstrip()[:1]
     if start == b"{":
         return (

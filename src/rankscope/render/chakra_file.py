@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import chain, pairwise
 from operator import add
-from typing import BinaryIO, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
-from rankscope.errors import OutputError
 from rankscope.model import chakra, protobuf
 from rankscope.model.chakra import Attribute, AttributeColumn, ChakraGraph, Ragged
 from rankscope.model.tables import Array, Text
+from rankscope.render.whole_file import whole_binary
 
 _ROWS_AT_ONCE = 4096
 # Texts with few distinct values are encoded once; of others most rows have a value of their own.
 _MAX_KEPT_TEXTS = 16_384
 _NS_PER_US = 1000
-_GZIP_LEVEL = 5
 
 # The bytes of one field, row by row, of a slice of rows; b"" where a row does not have it.
 Encoder: TypeAlias = Callable[[slice], Sequence[bytes]]
@@ -32,38 +30,11 @@ Encoder: TypeAlias = Callable[[slice], Sequence[bytes]]
 
 def write_graph(graph: ChakraGraph, path: str | os.PathLike[str]) -> int:
     """Writes the file, packed when its name ends with .gz, and returns how many nodes it has. All or nothing."""
-    with _whole_file(os.fspath(path)) as file:
+    with whole_binary(os.fspath(path)) as file:
         file.write(_message(_metadata(graph)))
         for chunk in _node_chunks(graph):
             file.write(chunk)
     return len(graph.type)
-
-
-@contextmanager
-def _whole_file(path: str) -> Iterator[BinaryIO]:
-    part = f"{path}.part-{os.getpid()}"
-    try:
-        with _opened(part, path.lower().endswith(".gz")) as file:
-            yield file
-        os.replace(part, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}", "choose a folder that you may write to") from error
-    finally:
-        if os.path.lexists(part):
-            os.unlink(part)
-
-
-@contextmanager
-def _opened(path: str, is_packed: bool) -> Iterator[BinaryIO]:
-    with open(path, "xb") as file:
-        if not is_packed:
-            yield file
-            return
-        from gzip import GzipFile
-
-        # Neither name nor time: the same graph gives the same file.
-        with GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
-            yield cast(BinaryIO, packed)
 
 
 def _metadata(graph: ChakraGraph) -> bytes:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
 from rankscope.model.database import database
 from rankscope.model.tables import Trace
+from rankscope.render.whole_file import whole_binary
 
 # Nesting shows what calls what, and tracks show the order of threads and streams: these need no arrows.
 FLOWS = ("launch", "sync", "backward", "data", "handover", "collective")
@@ -100,8 +99,8 @@ def write_linked_timeline(trace: Trace, path: str) -> int:
     _set_aside(trace)
     [(base_ns,)] = connection.execute("SELECT coalesce(min(start_ns), 0) FROM linked_spans").fetchall()
     n_events = 0
-    with _packed(path) as out:
-        out.write(b'{"schemaVersion":1,"displayTimeUnit":"ns","baseTimeNanoseconds":%d,"traceEvents":[' % base_ns)
+    with whole_binary(path) as out:
+        out.write(b'{"writer":"rankscope","displayTimeUnit":"ns","baseTimeNanoseconds":%d,"traceEvents":[' % base_ns)
         events = _events(trace, base_ns)
         while batch := [*islice(events, _ROWS_AT_ONCE)]:  # single writes would cost more than the compression
             out.write(b",\n" if n_events else b"\n")
@@ -139,23 +138,12 @@ def _take_lane(lanes: list[list[int]], start: int, end: int) -> int:
     return len(lanes) - 1
 
 
-@contextmanager
-def _packed(path: str) -> Iterator[BinaryIO]:
-    """Compressed where the name says so, the same bytes for the same trace."""
-    with open(path, "xb") as raw:
-        if path.partition(".part-")[0].endswith(".gz"):
-            with gzip.GzipFile("", "wb", 4, raw, 0) as packed:
-                yield packed  # type: ignore[misc]
-        else:
-            yield raw
-
-
 def _events(trace: Trace, base_ns: int) -> Iterator[dict[str, Any]]:
     yield from _names(trace)
     for rank, track, start, duration, name, *about in _rows(trace, _NODES):
         node, parent, record, sequence, step, own, clean, how, shapes, types = about
         args = {"node": node, "parent": parent, "record function": record, "sequence": sequence, "step": step}
-        args |= {"own us": own / 1000, "us without the observer": clean / 1000 if clean is not None else None}
+        args |= {"own us": _us(own), "us without the observer": _us(clean)}
         args |= {"linked by": how, "shapes": shapes, "types": types}
         yield _span(rank, track, (start - base_ns, duration), name, "node", args)
     for rank, track, start, duration, name, kernel, kind, stream, step, n_bytes in _rows(trace, _KERNELS):
@@ -165,6 +153,10 @@ def _events(trace: Trace, base_ns: int) -> Iterator[dict[str, Any]]:
         arrow = {"cat": kind, "name": kind, "id": number}
         yield {"ph": "s", **arrow, "pid": from_rank, "tid": from_track, "ts": (begin - base_ns) / 1000}
         yield {"ph": "f", "bp": "e", **arrow, "pid": rank, "tid": track, "ts": (end - base_ns) / 1000}
+
+
+def _us(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1000
 
 
 def _span(

@@ -14,7 +14,7 @@ from rankscope.model.chakra import COMP
 from rankscope.model.tables import Table
 from rankscope.read.chakra_file import read_chakra
 from rankscope.render.chakra_file import write_graph
-from rankscope.simulate.execution_trace import PairOptions, write_pairs
+from rankscope.simulate.execution import PairOptions, write_pairs
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
 

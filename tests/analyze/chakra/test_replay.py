@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from analyze.chakra.small_graphs import collective, cpu, groups, kernel, node, rank_file, receive, send
 from rankscope.analyze.chakra.replay import replay
 from rankscope.analyze.chakra.verdict import Replay

@@ -12,7 +12,7 @@ import pytest
 from analyze.link.observed_processes import OBJECT, Process, Tensor, loaded, rows_of
 from rankscope import pipeline
 from rankscope.model.database import database
-from rankscope.simulate.execution_trace import SCHEMAS, PairOptions, write_pairs
+from rankscope.simulate.execution import SCHEMAS, PairOptions, write_pairs
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
 SAMPLE = Path(__file__).resolve().parents[4] / "shared" / "samples" / "execution_trace" / "resnet_et.json.gz"

@@ -11,7 +11,7 @@ from analyze.link.edge_traces import assert_sound
 from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
-from rankscope.simulate.execution_trace import PairOptions, write_pairs
+from rankscope.simulate.execution import PairOptions, write_pairs
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "execution_trace"

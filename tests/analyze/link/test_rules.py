@@ -17,7 +17,7 @@ from rankscope.analyze import RULES, Skipped, run_rules
 from rankscope.model.finding import Finding
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
-from rankscope.simulate.execution_trace import PairOptions, observe, write_execution_trace, write_pairs
+from rankscope.simulate.execution import PairOptions, observe, write_execution_trace, write_pairs
 from rankscope.simulate.profiler import ProfileNoise, ProfileSpec, simulate_profile
 
 SPEC = ProfileSpec(data_parallel=2, n_steps=2, n_layers=1, n_microbatches=1)

@@ -36,7 +36,7 @@ def transplanted_links(trace: Trace, clean_files: Collection[int]) -> Table:
     clean = _clean_profiles(trace, clean_files)
     duration_ns, duration_from = links.array("duration_ns").copy(), links.array("duration_from").copy()
     for own, own_rank, rows in _by_profile(profile_id, rank):
-        if own in clean_files or own_rank not in clean:
+        if own in (file_id for file_id, _ in clean.get(own_rank, ())) or own_rank not in clean:
             continue
         profile = profile_recording(trace, own, own_rank, _NAME)
         typical, source = _clean_durations(profile, clean[own_rank])

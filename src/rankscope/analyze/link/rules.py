@@ -223,16 +223,15 @@ def kernels_untied(trace: Trace) -> Iterator[Finding]:
     What could fool it: a custom operator that is not registered with torch launches kernels under the operator around
     it; these are tied, to that one.
     """
-    profiles = {pair["profile_id"] for pair in trace.table("et_pairs").rows() if pair["profile_id"] >= 0}
-    if not profiles:
-        return
-    listed = ", ".join(map(str, sorted(profiles)))
+    trace.table("et_links")  # made now, so that the query sees it
     counted = (
         database(trace)
         .execute(
-            f"""SELECT rank, count(*), count(*) FILTER (op_id IS NULL),
-                       count(*) FILTER (op_id IS NULL AND call_id IS NULL), mode(name) FILTER (op_id IS NULL)
-                FROM kernels WHERE file_id IN ({listed}) GROUP BY rank ORDER BY rank"""
+            """SELECT rank, count(*), count(*) FILTER (op_id IS NULL),
+                      count(*) FILTER (op_id IS NULL AND call_id IS NULL), mode(name) FILTER (op_id IS NULL)
+               FROM kernels AS k SEMI JOIN (SELECT DISTINCT profile_id, rank FROM et_links) AS p
+                   ON p.profile_id = k.file_id AND p.rank IS NOT DISTINCT FROM k.rank
+               GROUP BY rank ORDER BY rank"""
         )
         .fetchall()
     )

@@ -11,7 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.chakra.building.attributes import comm_attributes, file_attributes, node_attributes, run_attributes
+from rankscope.analyze.chakra.building.attributes import (
+    comm_attributes,
+    file_attributes,
+    node_attributes,
+    run_attributes,
+)
 from rankscope.analyze.chakra.building.comms import Comms, comms_of, groups_of
 from rankscope.analyze.chakra.building.edges import item_edges
 from rankscope.analyze.chakra.building.items import Items, Source, load_items, sources_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from rankscope.simulate.execution_memory import FLOAT, LONG, Buffer, Memory, Shape, View, split_in_three, spread
-from rankscope.simulate.execution_nodes import Device, Opaque
+from rankscope.simulate.execution.memory import FLOAT, LONG, Buffer, Memory, Shape, View, split_in_three, spread
+from rankscope.simulate.execution.nodes import Device, Opaque
 from rankscope.simulate.profiler.program import MAIN_THREAD, Span, StepProgram
 
 Value: TypeAlias = "View | Device | Opaque | str | int | float | list[Value] | None"

@@ -7,8 +7,8 @@ from itertools import count
 from math import prod
 from typing import NamedTuple
 
-from rankscope.simulate.execution_memory import ITEM_BYTES, Memory, View, contiguous_strides
-from rankscope.simulate.execution_nodes import (
+from rankscope.simulate.execution.memory import ITEM_BYTES, Memory, View, contiguous_strides
+from rankscope.simulate.execution.nodes import (
     BACKWARD_SCOPE,
     FUNCTION_SCOPE,
     GROUPS_NAME,
@@ -22,8 +22,8 @@ from rankscope.simulate.execution_nodes import (
     Node,
     Tensor,
 )
-from rankscope.simulate.execution_schemas import OP_SCHEMAS
-from rankscope.simulate.execution_tensors import ACCUMULATE, EVALUATE, StepTensors, Value, Values
+from rankscope.simulate.execution.schemas import OP_SCHEMAS
+from rankscope.simulate.execution.tensors import ACCUMULATE, EVALUATE, StepTensors, Value, Values
 from rankscope.simulate.profiler.collective_args import start_and_stride
 from rankscope.simulate.profiler.events import Camera
 from rankscope.simulate.profiler.mesh import Mesh

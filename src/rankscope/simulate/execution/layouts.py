@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankscope.errors import UsageError
-from rankscope.simulate.execution_nodes import (
+from rankscope.simulate.execution.nodes import (
     GROUPS_NAME,
     Argument,
     Communication,

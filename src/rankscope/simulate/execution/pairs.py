@@ -1,10 +1,4 @@
-"""Simulated execution traces that belong to the simulated profiler traces of the same job.
-
-execution_nodes      what a trace is made of
-execution_memory, execution_tensors, execution_schemas    what operators take and give
-execution_observer   who sees them
-execution_layouts    how each version of torch writes it down
-"""
+"""Writes the execution traces of a simulated job beside its profiler traces."""
 
 from __future__ import annotations
 
@@ -14,29 +8,12 @@ from pathlib import Path
 from time import gmtime, strftime
 
 from rankscope.errors import UsageError
-from rankscope.simulate.execution_layouts import (
-    LATEST_SCHEMA,
-    SCHEMAS,
-    execution_trace_text,
-    write_execution_trace,
-)
-from rankscope.simulate.execution_nodes import ExecutionTrace, Node
-from rankscope.simulate.execution_observer import Observer, StepObserver
+from rankscope.simulate.execution.layouts import LATEST_SCHEMA, write_execution_trace
+from rankscope.simulate.execution.nodes import ExecutionTrace
+from rankscope.simulate.execution.observer import Observer, StepObserver
 from rankscope.simulate.profiler import Numbering, ProfileSimulation
 from rankscope.simulate.profiler.numbering import first_record_id
 from rankscope.simulate.profiler.simulation import make_camera
-
-__all__ = [
-    "LATEST_SCHEMA",
-    "SCHEMAS",
-    "ExecutionTrace",
-    "Node",
-    "PairOptions",
-    "execution_trace_text",
-    "observe",
-    "write_execution_trace",
-    "write_pairs",
-]
 
 _STEADY_CLOCK_MS = 100_000_000
 """Observers count from when the machine was started."""
