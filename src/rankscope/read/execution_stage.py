@@ -100,20 +100,19 @@ SELECT count(*), sum(n_keys), bool_and(node_id >= 0 AND name IS NOT NULL AND n_k
 _TENSOR = r'\[\d+,\d+,-?\d+,\d+,\d+,"[^"\\]*"\]'
 _TENSORS = """
 INSERT INTO et_tensors
-WITH found AS (
-    SELECT node_id, {side}put_types AS types, regexp_extract_all({side}puts, {pattern}) AS found
-    FROM {table} WHERE contains({side}put_types, 'Tensor')
-), each AS (
-    SELECT node_id, types, unnest(range(len(found))) AS nth, string_split(unnest(found)[2:-2], ',') AS f FROM found
+WITH each AS (
+    SELECT node_id, unnest(p.argument) AS argument, unnest(p.element) AS element, unnest(p.dtype) AS dtype,
+           string_split(unnest(regexp_extract_all({side}puts, {pattern}))[2:-2], ',') AS f
+    FROM {table} JOIN tensor_places AS p ON p.types = {side}put_types
 )
 SELECT node_id, {is_output}, argument, coalesce(element, 0), try_cast(f[1] AS BIGINT), try_cast(f[2] AS BIGINT),
        try_cast(f[3] AS BIGINT), try_cast(f[4] AS BIGINT), try_cast(f[5] AS BIGINT), coalesce(dtype, ''), f[6][2:-2]
-FROM each LEFT JOIN tensor_places USING (types, nth) WHERE f[2] <> '0' OR f[4] <> '0'
+FROM each WHERE f[2] <> '0' OR f[4] <> '0'
 """
 _NEW_TYPES = """
 SELECT DISTINCT types FROM (
     SELECT input_types AS types FROM {table} UNION ALL SELECT output_types FROM {table})
-WHERE contains(types, 'Tensor') AND types NOT IN (SELECT DISTINCT types FROM tensor_places)
+WHERE contains(types, 'Tensor') AND types NOT IN (SELECT types FROM tensor_places)
 """
 
 
@@ -127,7 +126,7 @@ class NodeStage:
         self.n_nodes = 0
         self.n_damaged = 0
         self._create("et_tensors", "et_tensors")
-        places = "types VARCHAR, nth BIGINT, argument INTEGER, element INTEGER, dtype VARCHAR"
+        places = "types VARCHAR, argument INTEGER[], element INTEGER[], dtype VARCHAR[]"
         connection.execute(f"CREATE TEMP TABLE tensor_places ({places})").fetchall()
 
     def _create(self, table: str, like: str) -> None:
@@ -167,10 +166,9 @@ class NodeStage:
     def _add_tensors(self, table: str) -> None:
         """Which argument a tensor is follows from the types alone, of which there are few."""
         new = [types for (types,) in self._connection.execute(_NEW_TYPES.format(table=table)).fetchall()]
-        places = [(types, nth, *place) for types in new for nth, place in enumerate(tensor_places(types))]
-        if places:
-            names = ("types", "nth", "argument", "element", "dtype")
-            self._insert("tensor_places", names, places, dict.fromkeys(names[1:4], "int64") | {"dtype": "text"})
+        for types in new:
+            columns = [list(column) for column in zip(*tensor_places(types), strict=True)] or [[], [], []]
+            self._connection.execute("INSERT INTO tensor_places VALUES (?, ?, ?, ?)", [types, *columns]).fetchall()
         for side, is_output in (("in", False), ("out", True)):
             statement = _TENSORS.format(table=table, side=side, is_output=is_output, pattern=quote_text(_TENSOR))
             self._connection.execute(statement).fetchall()
@@ -180,20 +178,17 @@ class NodeStage:
         self._create(table, "et_nodes")
         for target, like, rows in ((table, "et_nodes", decoded.nodes), ("et_tensors", "et_tensors", decoded.tensors)):
             if rows:
-                self._insert(target, _FIELDS[like], rows, SCHEMA[like].kinds)
+                self._insert(target, like, rows)
         self.n_nodes += len(decoded.nodes)
         self.n_damaged += decoded.n_damaged
 
-    def _insert(self, table: str, names: Sequence[str], rows: Sequence[Any], kinds: dict[str, str]) -> None:
-        kind_of = [kinds.get(name, "text") for name in names]
-        columns = {
-            name: _array(values, kind)
-            for name, values, kind in zip(names, zip(*rows, strict=True), kind_of, strict=True)
-        }
-        self._connection.register("decoded_rows", columns)
+    def _insert(self, table: str, like: str, rows: Sequence[Any]) -> None:
+        names, kinds = _FIELDS[like], SCHEMA[like].kinds
+        columns = zip(names, zip(*rows, strict=True), strict=True)
+        self._connection.register("decoded_rows", {name: _array(values, kinds[name]) for name, values in columns})
         selected = ", ".join(
-            f"nullif({quote_name(name)}, {MISSING})" if kind.startswith("int") else quote_name(name)
-            for name, kind in zip(names, kind_of, strict=True)
+            f"nullif({quote_name(name)}, {MISSING})" if kinds[name].startswith("int") else quote_name(name)
+            for name in names
         )
         self._connection.execute(f"INSERT INTO {table} SELECT {selected} FROM decoded_rows").fetchall()
         self._connection.unregister("decoded_rows")
