@@ -12,7 +12,7 @@ from rankscope.simulate import FAULTS, Fault, JobSpec, Mesh, Simulation, Truth, 
 
 pytestmark = pytest.mark.slow
 
-N_CASES = 24
+N_CASES = 36
 HANGS = tuple(kind for kind in FAULTS if kind != "straggler")
 
 # Where the records of two ranks differ only in who is odd, both are named: rightly, as nothing else is known.

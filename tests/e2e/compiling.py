@@ -10,14 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from launching import Started, run_forked
+from launching import JOB_ENVIRONMENT, Started, run_forked
 
 JOB = Path(__file__).parent / "jobs" / "compiled.py"
 JOB_LIMIT_S = 240
 N_AT_ONCE = 2
 ODD_RANK = 1
-# One thread and one compiler per process: the cases share whatever machine runs the tests.
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 class Case(NamedTuple):
@@ -27,6 +25,7 @@ class Case(NamedTuple):
     n_ranks: int = 1
     odd_rank: int = -1
     environment: tuple[tuple[str, str], ...] = ()
+    imports_torch: bool = False  # as a job does that somebody starts; else it is forked from a process that has
 
     @property
     def folder(self) -> str:
@@ -50,14 +49,13 @@ def run_cases(root: Path, in_order: Sequence[Sequence[Case]]) -> dict[str, str]:
 def run_case(root: Path, case: Case) -> str:
     """What it printed; an AssertionError when it failed. All cases share one cache of compiled code."""
     shared = {"TORCHINDUCTOR_CACHE_DIR": str(root / "cache"), "TORCH_TRACE": str(root / case.folder)}
-    environment = {**ENVIRONMENT, **shared, **dict(case.environment), "ODD_RANK": str(case.odd_rank)}
+    environment = {**JOB_ENVIRONMENT, **shared, **dict(case.environment), "ODD_RANK": str(case.odd_rank)}
     output = root / f"{case.folder}.out"
-    if case.n_ranks > 1:
-        environment["MASTER_ADDR"] = "127.0.0.1"
-        started = Started(JOB.stem, [case.name], environment, case.n_ranks, output, JOB_LIMIT_S)
-        codes = run_forked(started, "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
-    else:
+    if case.imports_torch:
         codes = [_run_alone(case.name, output, {**os.environ, **environment})]
+    else:
+        started = Started(JOB.stem, [case.name], environment, case.n_ranks, output, JOB_LIMIT_S)
+        codes = run_forked(started, "inductor_nursery")
     printed = output.read_text(errors="replace")
     assert not any(codes), f"{case.folder} ended with {codes}:\n{printed}"
     return printed

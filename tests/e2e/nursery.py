@@ -7,6 +7,7 @@ codes, or "timeout" when they had to be killed.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -26,6 +27,7 @@ import torch.distributed
 def main() -> None:
     for module in sys.argv[1:]:
         importlib.import_module(module)
+    gc.freeze()  # a collector that visited what was imported would copy it into every rank
     for line in sys.stdin:
         print(json.dumps(_run(json.loads(line))), flush=True)
 

@@ -170,7 +170,7 @@ def test_without_numbers_a_low_rate_is_likely_at_most() -> None:
     n_missing = sum(call.name == "custom::op" for call in renamed)
     assert finding.title == f"rank 0: the traces have no common numbers, so {n_missing} operators have no times"
     assert (finding.certainty, finding.evidence.facts["why"]) == ("likely", "no-ids")
-    assert "torch 2.4 or newer" in finding.help
+    assert "a newer torch" in finding.help
 
 
 def test_ranks_with_the_same_reason_are_one_finding_and_only_the_first_are_listed() -> None:

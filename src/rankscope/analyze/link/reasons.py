@@ -51,7 +51,7 @@ REASONS = {
     "no-ids": Reason(
         "the traces have no common numbers",
         "operators were found by the order of their names on each thread",
-        "record with torch 2.4 or newer, where both traces note the same numbers",
+        "record with a newer torch: since 2024 both traces note the same numbers",
         certainty="likely",
     ),
     "partial": Reason(

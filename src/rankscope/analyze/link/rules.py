@@ -30,7 +30,7 @@ def link_rate_low(trace: Trace) -> Iterator[Finding]:
     a simulator does not get it.
 
     Why it happens: the two files are of different runs; observer and profiler recorded different steps; the observer
-    was not running while the profiler was; the traces are older than torch 2.4 and have no common numbers; the profiler
+    was not running while the profiler was; the traces are from before 2024 and have no common numbers; the profiler
     trace is cut off or recorded only the device.
 
     What to do: start observer and profiler together. torch.profiler does that with execution_trace_observer=...; then
