@@ -8,7 +8,7 @@ import pytest
 
 from analyze.chakra.linked_traces import MAIN, OTHER, Linked, as_trace, at, attribute, build, names_of, times, waits
 from rankscope.analyze.chakra.building.graphs import build_graphs, chakra_graphs
-from rankscope.analyze.chakra.building.items import nearest
+from rankscope.analyze.link.nodes import nearest_above
 from rankscope.model.chakra import COMM_COLL, COMM_RECV, COMM_SEND, COMP, METADATA, Attribute
 from rankscope.model.tables import MISSING
 
@@ -110,7 +110,7 @@ def test_nearest_looks_up_long_chains() -> None:
     parent = np.arange(-1, 999)
     wanted = np.zeros(1000, bool)
     wanted[[0, 700]] = True
-    found = nearest(parent, wanted)
+    found = nearest_above(parent, wanted)
     assert found[:3].tolist() == [MISSING, 0, 0]
     assert set(found[1:701].tolist()) == {0}
     assert set(found[701:].tolist()) == {700}

@@ -15,7 +15,7 @@ from rankscope.model.tables import Table
 from rankscope.read.chakra_file import read_chakra
 from rankscope.render.chakra_file import write_graph
 from rankscope.simulate.execution import PairOptions, write_pairs
-from rankscope.simulate.profiler import ProfileSpec, simulate_profile
+from rankscope.simulate.profiler import ProfileNoise, ProfileSpec, simulate_profile
 
 
 def test_time_between_operators_of_a_thread_is_a_node_of_the_host() -> None:
@@ -189,3 +189,14 @@ def test_the_replay_of_a_job_takes_as_long_as_the_job(spec: ProfileSpec, tmp_pat
     assert (verdict.valid, verdict.n_errors, verdict.n_warnings) == (True, 0, 0)
     assert verdict.replay is not None
     assert verdict.replay.ratio == pytest.approx(1, abs=0.1)
+
+
+def test_ranks_of_several_hosts_are_on_one_clock(tmp_path: Path) -> None:
+    """The hosts' clocks are up to half a second apart; collectives that end together tell by how much."""
+    spec = ProfileSpec(data_parallel=2, n_steps=2, n_layers=1, n_microbatches=1, ranks_per_host=1)
+    write_pairs(simulate_profile(spec, noise=ProfileNoise(clock_skew_ms=500.0)), tmp_path)
+    trace = pipeline.load(tmp_path, jobs=1)
+    recorded = [profile["start_ns"] for profile in trace.table("profiles").rows()]
+    assert abs(recorded[0] - recorded[1]) > 50_000_000
+    first, second = (int(built.graph.start_ns[built.graph.start_ns > 0].min()) for built in build_graphs(trace))
+    assert abs(first - second) < 20_000_000

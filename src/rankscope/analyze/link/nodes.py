@@ -86,3 +86,23 @@ def file_slices(file_id: Array) -> list[slice]:
     if not len(file_id):
         return []
     return [slice(*ends) for ends in zip([0, *borders], [*borders, len(file_id)], strict=True)]
+
+
+def nearest_above(parent: Array, is_wanted: Array) -> Array:
+    """Per row: the first of its parent, the parent's parent and so on that is wanted; MISSING where none is."""
+    is_end = np.append(is_wanted, True)  # the last entry, which MISSING points at, ends every way up
+    up = np.append(parent, MISSING)
+    # Each round doubles the distance, so a damaged file whose nodes are each other's parents ends this, too.
+    for _ in range(len(parent).bit_length()):
+        on_the_way = np.flatnonzero(~is_end[up])
+        if not len(on_the_way):
+            break
+        up[on_the_way] = up[up[on_the_way]]
+    return np.where(is_end[up], up, MISSING)[:-1]
+
+
+def marked(n_rows: int, rows: Array) -> Array:
+    """Which of so many rows are among those given."""
+    is_marked = np.zeros(n_rows, bool)
+    is_marked[rows] = True
+    return is_marked

@@ -76,7 +76,7 @@ def _build(trace: Trace, source: Source) -> Built:
     edges, n_edges_outside = item_edges(trace.table("et_edges"), items)
     groups, comms = groups_of(trace, source.file_id), comms_of(trace, items)
     item_duration, host = times_of(trace, items, edges, comms.item)
-    layout = lay_out(items, host, has_groups=bool(groups))
+    layout = lay_out(items, host, bool(groups), _clock_offset(trace, source))
     duration = layout.column(item_duration, groups=0, host=host.duration)
     wiring = wire(items, edges, host, layout)
     is_kernel = layout.column(np.arange(len(items))) >= items.n_nodes
@@ -98,6 +98,14 @@ def _build(trace: Trace, source: Source) -> Built:
     left_out = LeftOut(items.n_outside, items.n_kernels_outside, n_edges_outside, wiring.n_backwards, *comms.n_left_out)
     n_inflated = int(np.count_nonzero(items.nodes["is_inflated"] == 1))
     return Built(graph, source, left_out, items.n_nodes, len(items) - items.n_nodes, len(host.item), n_inflated)
+
+
+def _clock_offset(trace: Trace, source: Source) -> int:
+    """How far the clock of the rank's host is ahead of the clock on which all ranks are compared."""
+    clocks = trace.table("profile_clocks").rows() if source.profile_ids else ()
+    return next(
+        (c["offset_ns"] for c in clocks if (c["file_id"], c["rank"]) == (source.profile_ids[0], source.rank)), 0
+    )
 
 
 def _types(layout: Layout, comms: Comms) -> Array:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.analyze.link.nodes import nearest_above
 from rankscope.model.database import database
 from rankscope.model.tables import MISSING, SCHEMA, Array, Table, Text, Trace
 
@@ -181,7 +182,7 @@ def _recorded_durations(trace: Trace, source: Source, nodes: dict[str, Array]) -
 
 def _nearest_kept(node_ids: Array, parent_ids: Array, is_kept: Array) -> Array:
     """Per kept node: the place among them of the nearest one that called it."""
-    around = nearest(places_of(node_ids, parent_ids), is_kept)[is_kept]
+    around = nearest_above(places_of(node_ids, parent_ids), is_kept)[is_kept]
     places = np.cumsum(is_kept) - 1
     return np.where(around == MISSING, MISSING, places[around])
 
@@ -220,24 +221,6 @@ def _callers(nodes: dict[str, Array], parent: Array) -> Array:
         pending = pending[caller[pending] != MISSING]
     caller[pending] = MISSING
     return caller
-
-
-def nearest(parent: Array, wanted: Array) -> Array:
-    """Per row: the first of its parent, the parent's parent and so on that is wanted; MISSING where none is.
-
-    Each pass doubles how far a row looks, so that chains of any length take few of them, and circles end.
-    """
-    found = parent.copy()
-    beyond = np.where(wanted, np.arange(len(parent)), parent)  # where to look on from a row
-    for _ in range(len(parent).bit_length()):
-        pending = np.flatnonzero(found != MISSING)
-        pending = pending[~wanted[found[pending]]]
-        if not len(pending):
-            return found
-        found[pending] = beyond[found[pending]]
-        is_open = np.flatnonzero(beyond != MISSING)
-        beyond[is_open] = np.where(wanted[beyond[is_open]], beyond[is_open], beyond[beyond[is_open]])
-    return np.where((found != MISSING) & wanted[found], found, MISSING)
 
 
 def _load_kernels(trace: Trace, source: Source, nodes: dict[str, Array]) -> tuple[dict[str, Array], Text, int]:

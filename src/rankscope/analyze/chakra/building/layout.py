@@ -55,15 +55,19 @@ class Layout(NamedTuple):
         return Text(codes[self.place], values)
 
 
-def lay_out(items: Items, host: HostTime, has_groups: bool) -> Layout:
-    """By start. Of those that start together nodes come before kernels, callers before what they call."""
+def lay_out(items: Items, host: HostTime, has_groups: bool, clock_offset_ns: int) -> Layout:
+    """By start. Of those that start together nodes come before kernels, callers before what they call.
+
+    Starts are put on the clock that all ranks share: the offset is how far the rank's own is ahead of it.
+    """
     starts = np.concatenate((np.maximum(items.start, 0), host.start))
     first = np.full(int(has_groups), starts.min(initial=np.iinfo(np.int64).max) if len(starts) else 0)
     starts = np.concatenate((first, starts))
     place = np.argsort(starts, kind="stable")
     row = np.empty(len(place), np.int64)
     row[place] = np.arange(len(place))
-    return Layout(int(has_groups), len(items), len(host.item), starts[place], place, row)
+    shared = np.maximum(starts[place] - clock_offset_ns, 0)
+    return Layout(int(has_groups), len(items), len(host.item), shared, place, row)
 
 
 class Wiring(NamedTuple):

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.analyze.chakra.building.edges import ItemEdges
-from rankscope.analyze.chakra.building.items import Items, nearest
+from rankscope.analyze.chakra.building.items import Items
 from rankscope.analyze.device.events import processes_of
 from rankscope.analyze.host.call_tree import nest
+from rankscope.analyze.link.nodes import nearest_above
 from rankscope.analyze.path.links import links_of
 from rankscope.analyze.path.work import aligned, job_of
 from rankscope.model.tables import MISSING, Array, Trace
@@ -62,7 +63,7 @@ def _find_marks(items: Items, edges: ItemEdges, comm_items: Array) -> _Marks:
     is_annotation = (nodes["annotation_id"] != MISSING) & (nodes["op_id"] == MISSING)
     is_annotation[comm_items] = False
     caller = np.where((caller != MISSING) & (tid[caller] == tid), caller, MISSING)
-    item = np.flatnonzero(nearest(caller, ~is_annotation) == MISSING)
+    item = np.flatnonzero(nearest_above(caller, ~is_annotation) == MISSING)
     thread = np.unique(tid[item], return_inverse=True)[1]
     order = np.lexsort((item, nodes["start_ns"][item], thread))
     item, thread = item[order], thread[order]

@@ -12,7 +12,7 @@ import numpy as np
 
 from rankscope.analyze.derived import derived
 from rankscope.analyze.link.collectives.sql import DESCRIBED, FUNCTIONAL, GLOO, LIBRARY, RECORDED
-from rankscope.analyze.link.nodes import nodes_of
+from rankscope.analyze.link.nodes import marked, nearest_above, nodes_of
 from rankscope.analyze.path.work import Timeline, numbered
 from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Trace
@@ -87,7 +87,7 @@ def _row_above(found: Calls, parent: Array, rows: Array) -> Array:
     """For each row of `found` the nearest one of the given rows that is above it by parents."""
     row_of_node = np.full(len(parent) + 1, MISSING, np.int64)
     row_of_node[found.place] = np.arange(len(found))
-    above: Array = row_of_node[nearest_above(parent, found.place[rows])[found.place]]
+    above: Array = row_of_node[nearest_above(parent, marked(len(parent), found.place[rows]))[found.place]]
     return above
 
 
@@ -117,7 +117,9 @@ def _call_of_node(parent: Array, calls: Calls) -> Array:
     """The call that a node is, or that is above it."""
     call = np.full(len(parent) + 1, MISSING, np.int64)
     call[calls.place] = np.arange(len(calls))
-    within: Array = np.where(call[:-1] == MISSING, call[nearest_above(parent, calls.place)], call[:-1])
+    within: Array = np.where(
+        call[:-1] == MISSING, call[nearest_above(parent, marked(len(parent), calls.place))], call[:-1]
+    )
     return within
 
 
@@ -140,18 +142,3 @@ def _load(trace: Trace) -> Calls:
     selected = ", ".join(f"coalesce({name}, {repr('') if name in _TEXTS else MISSING}) AS {name}" for name in names)
     columns = database(trace).execute(f"SELECT {selected} FROM ({DESCRIBED}) ORDER BY place").fetchnumpy()
     return Calls(*(np.asarray(columns[name]) for name in names))
-
-
-def nearest_above(parent: Array, marked: Array) -> Array:
-    """Per node the nearest marked one above it, MISSING when there is none."""
-    is_marked = np.zeros(len(parent) + 1, bool)
-    is_marked[marked] = True
-    is_marked[MISSING] = True  # the end of every way up; the last entry, which MISSING points at
-    up = np.append(parent, MISSING)
-    # Each round doubles the distance, so a damaged file whose nodes are each other's parents ends this, too.
-    for _ in range(len(parent).bit_length()):
-        on_the_way = np.flatnonzero(~is_marked[up])
-        if not len(on_the_way):
-            break
-        up[on_the_way] = up[up[on_the_way]]
-    return np.where(is_marked[up], up, MISSING)[:-1]
