@@ -141,6 +141,15 @@ def test_threads_whose_numbers_are_apart_belong_together_when_each_had_several_c
     assert [name for _, name, _ in named_groups(loaded(tmp_path, process))] == ["0", "0", "0", "0", "1"]
 
 
+def test_threads_whose_numbers_are_apart_belong_together_when_there_are_more_than_groups(tmp_path: Path) -> None:
+    """As on a busy machine: other processes got the numbers between, and each thread ran one call or two."""
+    process = Process(0, {"0": [], "1": [0, 1]})
+    for n_elements, tid in ((10, 2000), (11, 2001), (20, 2008), (12, 2000), (21, 2011), (22, 2011)):
+        process.all_reduce(n_elements, tid)
+
+    assert [name for _, name, _ in named_groups(loaded(tmp_path, process))] == ["0", "0", "1", "0", "1", "1"]
+
+
 def test_a_group_made_after_the_observer_began_is_known_from_the_profiler(tmp_path: Path) -> None:
     process = Process(0, {"0": [], "1": [0, 1]}, size=4)
     for n_elements, tid in ((10, 2000), (20, 2003), (30, 2006)):

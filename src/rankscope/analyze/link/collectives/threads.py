@@ -61,7 +61,7 @@ def groups_of_threads(
         is_elsewhere = (thread != MISSING) & (thread != tid[calls.place[rows]])
         rows, thread = rows[is_elsewhere], thread[is_elsewhere]
         recorded = np.where(calls.group_name[rows] == "", "", name[rows])
-        for known, pair in _assigned(_pairs(calls, rows, thread, recorded), groups):
+        for known, pair in _assigned(_pairs(calls.take(rows), thread, recorded, len(groups)), groups):
             chosen = rows[np.isin(thread, pair.threads)]
             name[np.intersect1d(chosen, own)] = known
     return name, is_concluded
@@ -71,17 +71,16 @@ def _candidates(groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if "gloo" in group.backend or not group.backend] or list(groups)
 
 
-def _pairs(calls: Calls, rows: Array, thread: Array, recorded: Array) -> list[_Pair]:
+def _pairs(calls: Calls, thread: Array, recorded: Array, n_groups: int) -> list[_Pair]:
     """The threads that ran calls, two and two as they were made, in the order of their numbers."""
     threads, n_calls = np.unique(thread, return_counts=True)
     pairs = []
-    for members in _neighbours(threads, n_calls):
-        is_own = np.isin(thread, members)
-        own = rows[is_own]
+    for members in _neighbours(threads, n_calls, n_groups):
+        own = np.flatnonzero(np.isin(thread, members))
         pairs.append(
             _Pair(
                 members,
-                frozenset(recorded[is_own].tolist()) - {""},
+                frozenset(recorded[own].tolist()) - {""},
                 frozenset(_sizes(calls, own).tolist()) - {MISSING},
                 int(calls.partner[own].max(initial=MISSING)),
             )
@@ -89,15 +88,23 @@ def _pairs(calls: Calls, rows: Array, thread: Array, recorded: Array) -> list[_P
     return pairs
 
 
-def _neighbours(threads: Array, n_calls: Array) -> list[tuple[int, ...]]:
-    """Nearest ones first. Work goes to both in turn: one that had several calls has a partner, one with one may not."""
+def _neighbours(threads: Array, n_calls: Array, n_groups: int) -> list[tuple[int, ...]]:
+    """Nearest ones first. Work goes to both in turn: one that had several calls has a partner, one with one may not.
+
+    But there are no more pairs than groups: on a busy machine others get the numbers between those of two partners.
+    """
     partner: dict[int, int] = {}
     gaps = np.diff(threads)
-    for left in np.argsort(gaps, kind="stable").tolist():
-        right = left + 1
-        belong_together = gaps[left] == 1 or min(n_calls[left], n_calls[right]) > 1
-        if belong_together and left not in partner and right not in partner:
-            partner[left], partner[right] = right, left
+    nearest = np.argsort(gaps, kind="stable").tolist()
+    for is_sure in (True, False):
+        for left in nearest:
+            right = left + 1
+            if is_sure:
+                belong_together = gaps[left] == 1 or min(n_calls[left], n_calls[right]) > 1
+            else:
+                belong_together = len(threads) - len(partner) // 2 > n_groups
+            if belong_together and left not in partner and right not in partner:
+                partner[left], partner[right] = right, left
     numbers = threads.tolist()
     return [
         (numbers[place], numbers[partner[place]]) if place in partner else (numbers[place],)
