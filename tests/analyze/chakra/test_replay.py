@@ -83,9 +83,43 @@ def test_nanoseconds_are_kept() -> None:
 
 def test_a_collective_ends_for_all_when_the_last_joined_and_the_shortest_has_passed() -> None:
     """Rank 0 joins at 10 and waited until 95 in the trace; rank 1 joins at 80 and took 15."""
-    first = [cpu(0, us=10), collective(1, [0], us=85), cpu(2, [1], us=1)]
-    second = [cpu(0, us=80), collective(1, [0], us=15), cpu(2, [1], us=2)]
+    first = [cpu(0, us=10, at=1000), collective(1, [0], us=85, at=1010), cpu(2, [1], us=1, at=1095)]
+    second = [cpu(0, us=80, at=1000), collective(1, [0], us=15, at=1080), cpu(2, [1], us=2, at=1095)]
     assert spans_us(first, second) == [96, 97]
+    # The same where the clocks have nothing in common: the second rank's is a minute ahead.
+    for late in second:
+        late.start_us += 60_000_000
+    assert spans_us(first, second) == [96, 97]
+
+
+def test_members_are_done_as_much_later_than_the_last_one_joined_as_they_were() -> None:
+    """Joined at 1080; rank 0 was done 15 after that, rank 1 took 20."""
+    first = [cpu(0, us=10, at=1000), collective(1, [0], us=85, at=1010)]
+    second = [cpu(0, us=80, at=1000), collective(1, [0], us=20, at=1080)]
+    assert spans_us(first, second) == [95, 100]
+
+
+def test_a_root_that_was_done_before_the_others_came_does_not_wait_for_them() -> None:
+    """But they wait for it: rank 1 came first in the second call."""
+    first = [
+        cpu(0, us=10, at=1000),
+        collective(1, [0], op="broadcast", us=5, at=1010),
+        cpu(2, [1], us=185, at=1015),
+        collective(3, [2], op="broadcast", us=5, at=1200),
+    ]
+    second = [
+        cpu(0, us=80, at=1000),
+        collective(1, [0], op="broadcast", us=7, at=1080),
+        collective(2, [1], op="broadcast", us=121, at=1087),
+    ]
+    assert spans_us(first, second) == [205, 208]
+
+
+def test_nobody_is_done_with_an_all_reduce_before_all_have_joined() -> None:
+    """Whatever the clocks say."""
+    first = [cpu(0, us=10, at=1000), collective(1, [0], us=5, at=1010)]
+    second = [cpu(0, us=80, at=1000), collective(1, [0], us=7, at=1080)]
+    assert spans_us(first, second) == [85, 87]
 
 
 def test_communication_does_not_hold_the_thread() -> None:
@@ -123,9 +157,8 @@ def test_a_rank_whose_file_is_not_there_is_not_waited_for() -> None:
 
 
 def test_a_transfer_ends_when_both_joined_and_the_shorter_has_passed() -> None:
-    assert spans_us(
-        [cpu(0, us=10), send(1, 1, [0], us=40), cpu(2, [1], us=1)], [cpu(0, us=50), receive(1, 0, [0], us=8)]
-    ) == [59, 58]
+    first = [cpu(0, us=10, at=1000), send(1, 1, [0], us=48, at=1010), cpu(2, [1], us=1, at=1058)]
+    assert spans_us(first, [cpu(0, us=50, at=1000), receive(1, 0, [0], us=8, at=1050)]) == [59, 58]
 
 
 def test_transfers_of_a_tag_meet_in_order() -> None:
@@ -135,8 +168,11 @@ def test_transfers_of_a_tag_meet_in_order() -> None:
 
 
 def test_two_ranks_that_both_send_first_get_on() -> None:
-    ranks = [[cpu(0, us=10), send(1, 1 - rank, [0], us=4), receive(2, 1 - rank, [1], us=6)] for rank in (0, 1)]
-    assert spans_us(*ranks) == [18, 18]
+    ranks = [
+        [cpu(0, us=10, at=1000), send(1, 1 - rank, [0], us=4, at=1010), receive(2, 1 - rank, [1], us=6, at=1014)]
+        for rank in (0, 1)
+    ]
+    assert spans_us(*ranks) == [20, 20]
 
 
 def test_a_send_that_nobody_takes_ends_by_itself() -> None:

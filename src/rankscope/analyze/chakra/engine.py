@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ class _Clock:
         self.is_taken = [False] * plan.n_queues
         self.joined: dict[int, list[int]] = {}
         self.n_needed = [len(met.nodes) + len(met.absent_ranks) for met in plan.meetings]
-        self.shortest = [min(plan.duration[node] for node in met.nodes) for met in plan.meetings]
 
     def begin(self, node: int) -> None:
         meeting = self.plan.meeting[node]
@@ -34,9 +33,14 @@ class _Clock:
             return
         joined = self.joined.setdefault(meeting, [])
         joined.append(node)
+        if not self.waits(node):
+            heappush(self.running, (self.now + self.plan.duration[node], node))
         if len(joined) == self.n_needed[meeting]:
-            for member in self.joined.pop(meeting):
-                heappush(self.running, (self.now + self.shortest[meeting], member))
+            for member in filter(self.waits, self.joined.pop(meeting)):
+                heappush(self.running, (self.now + self.plan.after_join[member], member))
+
+    def waits(self, node: int) -> bool:
+        return self.plan.after_join[node] != NOBODY
 
     def begin_ready(self, ready: Iterable[int], freed: Iterable[int]) -> None:
         """Only when all that happens at this time has happened: who is first at a place must not depend on chance."""
@@ -55,7 +59,7 @@ class _Clock:
 
     def let_sends_go(self) -> bool:
         """When nothing moves: a send whose receive has not begun need not wait for it, small messages are buffered."""
-        alone = [meeting for meeting, (node, *_) in self.joined.items() if self.plan.is_send[node]]
+        alone = [meeting for meeting, (node, *_) in self.joined.items() if self.plan.is_send[node] and self.waits(node)]
         for meeting in alone:
             (node,) = self.joined.pop(meeting)
             self.n_needed[meeting] -= 1
@@ -63,13 +67,12 @@ class _Clock:
         return bool(alone)
 
 
-def run(plan: Plan, begins: Sequence[int] = ()) -> Outcome:
-    """`begins`: when each rank begins; all at once, as simulators have it, when nothing is said."""
+def run(plan: Plan) -> Outcome:
     clock = _Clock(plan)
     n_waits, starts, children, queues = list(plan.n_waits), plan.child_starts, plan.children, plan.queue
     ends = [NOBODY] * len(n_waits)
     free = (node for node, n in enumerate(n_waits) if not n)
-    pending = sorted(((begins[plan.locate(node)[0]] if begins else 0, node) for node in free), reverse=True)
+    pending = sorted(((plan.begins[plan.locate(node)[0]], node) for node in free), reverse=True)
     running = clock.running
     while running or pending or clock.let_sends_go():
         clock.now = now = min(time for time, _ in (*running[:1], *pending[-1:]))
@@ -87,4 +90,5 @@ def run(plan: Plan, begins: Sequence[int] = ()) -> Outcome:
                 if not n_waits[child]:
                     ready.append(child)
         clock.begin_ready(ready, freed)
-    return Outcome(ends, clock.joined)
+    unmet = {meeting: [node for node in joined if ends[node] == NOBODY] for meeting, joined in clock.joined.items()}
+    return Outcome(ends, {meeting: stuck for meeting, stuck in unmet.items() if stuck})

@@ -13,12 +13,14 @@ import numpy as np
 from rankscope.analyze.chakra.columns import RankGraph
 from rankscope.analyze.chakra.cycles import children_of
 from rankscope.analyze.chakra.groups import Groups
+from rankscope.analyze.chakra.measured import are_comparable, begins_of, window_of
 from rankscope.analyze.chakra.partners import Transfer, collective_name, collectives_by_group, transfers
 from rankscope.model.chakra import COMM_RECV, COMM_SEND, COMM_TYPES, COMP, INVALID, MEM_LOAD, MEM_STORE, METADATA
 from rankscope.model.tables import Array
 
 NOBODY = -1
 _TAKES_NO_PLACE = (INVALID, METADATA, *COMM_TYPES)
+_ONE_SIDED = ("broadcast", "scatter", "reduce", "gather")
 _MEMORY_LANE = -2  # loads and stores that name no stream do not stand in the way of kernels
 
 
@@ -28,6 +30,7 @@ class Meeting(NamedTuple):
     what: str
     nodes: tuple[int, ...]
     absent_ranks: tuple[int | None, ...]  # who is needed but has no such node
+    is_one_sided: bool = False  # who has something to give need not wait for those who take it
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Plan:
     """Lists by node, as the simulation goes through them one by one."""
 
     offsets: list[int]  # node number of the first row of each graph, and the end of the last
+    begins: list[int]  # when each rank begins
     child_starts: list[int]
     children: list[int]
     n_waits: list[int]
@@ -44,6 +48,7 @@ class Plan:
     n_queues: int
     meeting: list[int]  # NOBODY for a node that ends by itself
     meetings: list[Meeting]
+    after_join: list[int]  # how long a node takes from when the last one has joined, NOBODY for one that never waits
     is_send: list[bool]
 
     def locate(self, node: int) -> tuple[int, int]:
@@ -61,6 +66,8 @@ def plan_of(graphs: Sequence[RankGraph], books: Sequence[Groups]) -> Plan:
     after = _joined([own + shift for (_, own), shift in zip(edges, shifts, strict=True)])
     child_starts, children = children_of(n_nodes, before, after)
     queue, n_queues = _queues(graphs)
+    start, duration = (_joined([getattr(graph, name) for graph in graphs]) for name in ("start_ns", "duration_ns"))
+    windows = [window_of(graph) for graph in graphs]
     meetings = [*_collectives(graphs, books, shifts), *_transfers(graphs, shifts)]
     meeting = [NOBODY] * n_nodes
     for number, met in enumerate(meetings):
@@ -68,28 +75,47 @@ def plan_of(graphs: Sequence[RankGraph], books: Sequence[Groups]) -> Plan:
             meeting[node] = number
     return Plan(
         offsets=offsets.tolist(),
+        begins=begins_of(windows),
         child_starts=child_starts,
         children=children,
         n_waits=np.bincount(after, minlength=n_nodes).tolist(),
-        duration=_joined([graph.duration_ns for graph in graphs]).tolist(),
+        duration=duration.tolist(),
         order=_joined([graph.by_time for graph in graphs]).tolist(),
         queue=queue.tolist(),
         n_queues=n_queues,
         meeting=meeting,
         meetings=meetings,
+        after_join=_after_join(meetings, start, duration, are_comparable(windows)),
         is_send=_joined([graph.type == COMM_SEND for graph in graphs]).astype(bool).tolist(),
     )
 
 
+def _after_join(meetings: Sequence[Meeting], start: Array, duration: Array, is_comparable: bool) -> list[int]:
+    """As measured: from when the last one joined to when each was done.
+
+    Where the clocks cannot be compared, the shortest duration is that of somebody who did not wait for anybody.
+    """
+    took = np.full(len(start), NOBODY)
+    for meeting in meetings:
+        nodes = np.array(meeting.nodes)
+        rest = start[nodes] + duration[nodes] - start[nodes].max()
+        is_early = (rest < 0) | (not is_comparable)
+        took[nodes] = np.where(is_early, duration[nodes].min(), rest)
+        if is_comparable and meeting.is_one_sided:
+            took[nodes[is_early]] = NOBODY
+    return took.tolist()
+
+
 def one_lane_each(plan: Plan, graphs: Sequence[RankGraph]) -> Plan:
     """The same with the few places that astra-sim has: per rank one CPU node, one kernel and one communication at a
-    time, the lowest id first. Receives take none."""
+    time, the lowest id first, and all ranks at once. Receives take none."""
     lanes, order = [], []
     for place, graph in enumerate(graphs):
         lane = 3 * place + np.where(graph.on_cpu, 0, np.where(graph.type == COMP, 1, 2))
         lanes.append(np.where(np.isin(graph.type, (INVALID, METADATA, COMM_RECV)), NOBODY, lane))
         order.append(np.argsort(np.argsort(graph.id)))
-    return replace(plan, queue=_joined(lanes).tolist(), n_queues=3 * len(graphs), order=_joined(order).tolist())
+    queue, n_queues = _joined(lanes).tolist(), 3 * len(graphs)
+    return replace(plan, begins=[0] * len(graphs), queue=queue, n_queues=n_queues, order=_joined(order).tolist())
 
 
 def _joined(columns: list[Array]) -> Array:
@@ -118,7 +144,8 @@ def _collectives(graphs: Sequence[RankGraph], books: Sequence[Groups], shifts: S
         for number, row in enumerate(longest.rows.tolist()):
             nodes = tuple(nodes[number] for _, nodes in sequences if number < len(nodes))
             absent = tuple(graph.rank for graph, nodes in sequences if number >= len(nodes))
-            yield Meeting(f"{collective_name(longest.graph, row)} {number + 1} of {key}", nodes, absent)
+            op = collective_name(longest.graph, row)
+            yield Meeting(f"{op} {number + 1} of {key}", nodes, absent, op in _ONE_SIDED)
 
 
 def _transfers(graphs: Sequence[RankGraph], shifts: Sequence[int]) -> Iterator[Meeting]:
@@ -134,4 +161,4 @@ def _transfers(graphs: Sequence[RankGraph], shifts: Sequence[int]) -> Iterator[M
         for number, receive in enumerate(receives):
             sent = tuple(sends[number : number + 1])
             what = f"transfer from rank {source} to rank {target} (tag {tag})"
-            yield Meeting(what, (*sent, receive), () if sent else (source,))
+            yield Meeting(what, (*sent, receive), () if sent else (source,), is_one_sided=True)

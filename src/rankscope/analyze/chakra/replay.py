@@ -1,9 +1,9 @@
 """Runs the graphs of all ranks in a small discrete-event simulation and compares the time with the measured one.
 
 A node begins when all that it depends on has ended and its place is free: CPU nodes take their thread, device nodes
-their stream, the earliest start time first. Communication takes no place. A collective, or a transfer, ends for all
-when the last one has joined and the shortest of their durations has passed: that one did not wait for anybody. A rank
-begins as much later than the first one as it did when it was measured.
+their stream, the earliest start time first. Communication takes no place: each member of a collective or transfer ends
+so long after the last one has joined as it did when it was measured (see plan). A rank begins as much later than the
+first one as it did then.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from rankscope.analyze.chakra.columns import RankGraph, graph_of
 from rankscope.analyze.chakra.cycles import find_cycle
 from rankscope.analyze.chakra.engine import Outcome, run
 from rankscope.analyze.chakra.groups import groups_of, world_of
+from rankscope.analyze.chakra.measured import Window, span_of, window_of
 from rankscope.analyze.chakra.plan import NOBODY, Plan, one_lane_each, plan_of
 from rankscope.analyze.chakra.verdict import Deadlock, RankReplay, Replay, StuckNode
-from rankscope.model.chakra import METADATA, ChakraFile
+from rankscope.model.chakra import ChakraFile
 from rankscope.model.tables import Array
 
 _STUCK_SHOWN = 8
@@ -39,16 +40,15 @@ def deadlock_of_simulator(graphs: Sequence[RankGraph], plan: Plan) -> Deadlock |
 
 
 def replay_plan(graphs: Sequence[RankGraph], plan: Plan) -> Replay:
-    windows = [_measured_window(graph) for graph in graphs]
-    begins = _begins(windows)
-    outcome = run(plan, begins)
+    windows = [window_of(graph) for graph in graphs]
+    outcome = run(plan)
     ends = np.array(outcome.ends, np.int64)
     ranks = tuple(
-        _rank_replay(graph, ends[plan.offsets[place] : plan.offsets[place + 1]], begins[place], windows[place])
+        _rank_replay(graph, ends[plan.offsets[place] : plan.offsets[place + 1]], plan.begins[place], windows[place])
         for place, graph in enumerate(graphs)
     )
     simulated = int(ends.max(initial=0))
-    measured = _span_of_all([window for window in windows if window is not None])
+    measured = span_of(windows)
     n_executed = sum(rank.n_executed for rank in ranks)
     return Replay(
         ranks=ranks,
@@ -61,7 +61,7 @@ def replay_plan(graphs: Sequence[RankGraph], plan: Plan) -> Replay:
     )
 
 
-def _rank_replay(graph: RankGraph, ends: Array, begin: int, window: tuple[int, int] | None) -> RankReplay:
+def _rank_replay(graph: RankGraph, ends: Array, begin: int, window: Window | None) -> RankReplay:
     simulated = max(int(ends.max(initial=0)) - begin, 0)
     measured = window[1] - window[0] if window is not None else 0
     return RankReplay(
@@ -73,36 +73,6 @@ def _rank_replay(graph: RankGraph, ends: Array, begin: int, window: tuple[int, i
         measured_ns=measured,
         ratio=simulated / measured if measured else None,
     )
-
-
-def _measured_window(graph: RankGraph) -> tuple[int, int] | None:
-    """First begin and last end as written; nodes that are no work, or have no time, say nothing about it."""
-    is_timed = (graph.type != METADATA) & ((graph.start_ns > 0) | (graph.duration_ns > 0))
-    if not is_timed.any() or not graph.start_ns.any():
-        return None
-    starts = graph.start_ns[is_timed]
-    return int(starts.min()), int((starts + graph.duration_ns[is_timed]).max())
-
-
-def _begins(windows: Sequence[tuple[int, int] | None]) -> list[int]:
-    known = [window for window in windows if window is not None]
-    if len(known) < len(windows) or not _are_comparable(known):
-        return [0] * len(windows)
-    first = min((begin for begin, _ in known), default=0)
-    return [begin - first for begin, _ in known]
-
-
-def _are_comparable(windows: Sequence[tuple[int, int]]) -> bool:
-    """Ranks of one job run side by side: where they do not, their clocks have nothing to do with each other."""
-    return max((begin for begin, _ in windows), default=0) < min((end for _, end in windows), default=1)
-
-
-def _span_of_all(windows: Sequence[tuple[int, int]]) -> int:
-    if not windows:
-        return 0
-    if not _are_comparable(windows):
-        return max(end - begin for begin, end in windows)
-    return max(end for _, end in windows) - min(begin for begin, _ in windows)
 
 
 def _deadlock(graphs: Sequence[RankGraph], plan: Plan, outcome: Outcome) -> Deadlock:
