@@ -1,0 +1,297 @@
+"""What the collector does in one process: it learns its rank, starts the parts, and calls them until the job ends."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import errno
+import importlib
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rankscope.collect import manifest
+from rankscope.collect.files import Publisher
+from rankscope.collect.part import Part
+from rankscope.collect.settings import Settings
+
+TICK_SECONDS = 0.25
+EXIT = "exit"  # the reason of the dump that is made when the job ends by itself
+_LOCK_SECONDS = 30.0
+_JOIN_SECONDS = 5.0
+_HINTS = {
+    errno.ENOSPC: "free space on that disk, or collect into another folder",
+    errno.EROFS: "collect into a folder that can be written",
+    errno.EACCES: "collect into a folder that can be written",
+    errno.ENOENT: "the folder was removed while the job ran: leave it in place until the job has ended",
+}
+
+# Module, class, and the settings any of which asks for it. In the order in which they are started and dump; they
+# close the other way round.
+PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("rankscope.collect.clock", "Clock", ("recorder", "desync", "kineto")),
+    ("rankscope.collect.stacks", "Stacks", ("stacks",)),
+    ("rankscope.collect.desync.tracker", "Tracker", ("desync",)),
+    ("rankscope.collect.recorder", "Recorder", ("recorder",)),
+    ("rankscope.collect.endings", "Endings", ("stacks", "recorder", "desync")),
+    ("rankscope.collect.watchdog", "Watchdog", ("stacks", "recorder", "desync")),
+    ("rankscope.collect.metrics", "Metrics", ("metrics",)),
+    ("rankscope.collect.profiling", "Profiling", ("execution_trace", "kineto")),
+    ("rankscope.collect.torch_logs", "TorchLogs", ("logs", "compile_log")),
+    ("rankscope.collect.nsys", "Nsys", ("nsys",)),
+    ("rankscope.collect.debug_server", "DebugServer", ("debug_port",)),
+)
+
+
+class Run:
+    """One per process. It sleeps until the process turns out to be a rank: only then is anything written."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.rank = -1
+        self.world_size = 1
+        self.local_rank = 0
+        self.host = socket.gethostname()
+        self.n_steps = 0
+        self.n_samples: float | None = None  # in the step that ended last, if the job tells
+        self.clock_offset_ns: int | None = None
+        self.clock_error_ns: int | None = None
+        self.folder = Path(settings.folder)
+        self.has_begun = self.has_ended = False
+        self._files = Publisher(self.folder, settings.max_bytes)
+        self._parts: tuple[Part, ...] = ()
+        self._got: dict[str, str] = {}  # file -> what it is
+        self._problems: dict[tuple[str, str], str] = {}  # (what, problem) -> hint
+        self._pid = os.getpid()
+        self._started_ns = time.time_ns()
+        self._begin_lock, self._busy = threading.Lock(), threading.RLock()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="rankscope", daemon=True)
+        self._requested: list[str] = []
+
+    def begin(self, rank: int, world_size: int, local_rank: int) -> None:
+        """The process is a rank of the job. Everything that was asked for starts; a second call changes nothing."""
+        with self._begin_lock:
+            if self.has_begun or self.has_ended:
+                return
+            self.has_begun = True
+        self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write_manifest()
+        except OSError as error:
+            self._end_silently(f"cannot write into {self.folder}: {error.strerror or error}")
+            return
+        self._parts = tuple(filter(None, map(self._make, PARTS)))
+        for part in self._parts:
+            self._call(part, part.start, is_fatal=True)
+        if _is_joined():
+            self.joined()
+        self._thread.start()
+        atexit.register(self.finish)
+        _finish_with_multiprocessing(self.finish)
+
+    def part(self, name: str) -> Part | None:
+        return next((part for part in self._parts if name == part.NAME), None)
+
+    def step(self, samples: float | None = None) -> None:
+        """A training step has ended."""
+        if not self._is_ours():
+            return
+        self.n_steps += 1
+        self.n_samples = samples
+        for part in self._parts:
+            self._call(part, part.step, self.n_steps, is_fatal=True)
+
+    def joined(self) -> None:
+        """torch.distributed has been initialised."""
+        if self._is_ours():
+            for part in self._parts:
+                self._call(part, part.joined, is_fatal=True)
+
+    def request_dump(self, reason: str) -> None:
+        """Has the collector's thread dump soon. Safe in a signal handler."""
+        self._requested.append(reason)
+        self._wake.set()
+
+    def dump(self, reason: str) -> None:
+        """Writes what every part knows now."""
+        if not self._is_ours() or not self._busy.acquire(timeout=_LOCK_SECONDS):
+            return
+        try:
+            for part in self._parts:
+                self._call(part, part.dump, reason)
+            self._write_manifest_or_tell()
+        finally:
+            self._busy.release()
+
+    def finish(self) -> None:
+        """The job ends: the last dump, then every part closes. A second call changes nothing."""
+        if not self._is_ours():
+            return
+        self.dump(EXIT)
+        self.has_ended = True
+        self._wake.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_SECONDS)  # a thread that outlives the interpreter can take the process down with it
+        acquired = self._busy.acquire(timeout=_LOCK_SECONDS)
+        try:
+            for part in reversed(self._parts):
+                self._call(part, part.close)
+            self._parts = ()
+            self._write_manifest_or_tell()
+        finally:
+            if acquired:
+                self._busy.release()
+
+    def publish(self, what: str, name: str, write: Callable[[Path], object], *, replace: bool = False) -> bool:
+        """Has `write` fill a file and puts it into the folder; what goes wrong is noted, never raised."""
+        return self._keep(what, name, lambda: self._files.publish(name, write, replace=replace))
+
+    def publish_written(self, what: str, name: str, partial: Path, *, pack: bool = False) -> bool:
+        """As publish, for a file that torch has written aside."""
+        return self._keep(what, name, lambda: self._files.publish_written(name, partial, pack=pack))
+
+    def aside(self, name: str) -> Path:
+        return self._files.aside(name)
+
+    def wrote(self, name: str) -> bool:
+        return self._files.wrote(name)
+
+    def got(self, what: str, name: str) -> None:
+        """The file is in the folder, whoever wrote it."""
+        self._got[name] = what
+
+    def problem(self, what: str, problem: str, hint: str = "") -> None:
+        """Something that was asked for is not there, or not whole: told in the manifest."""
+        self._problems[what, problem[:500]] = hint
+
+    def _keep(self, what: str, name: str, publish: Callable[[], str]) -> bool:
+        try:
+            self.got(what, publish())
+        except Exception as error:
+            self.problem(what, f"{name} was not written: {_told(error)}", _hint(error))
+            return False
+        return True
+
+    def _make(self, choice: tuple[str, str, tuple[str, ...]]) -> Part | None:
+        module, name, asked_by = choice
+        if not any(getattr(self.settings, setting) for setting in asked_by):
+            return None
+        try:
+            part: Part = getattr(importlib.import_module(module), name)(self)
+        except Exception as error:
+            self.problem(name, f"did not start: {_told(error)}")
+            return None
+        return part
+
+    def _call(self, part: Part, method: Callable[..., None], *arguments: Any, is_fatal: bool = False) -> None:
+        try:
+            method(*arguments)
+        except Exception as error:
+            self.problem(part.NAME, f"{method.__name__} failed: {_told(error)}", _hint(error))
+            if is_fatal:  # a part that failed once would fail, and cost, again at every step
+                self._parts = tuple(other for other in self._parts if other is not part)
+
+    def _watch(self) -> None:
+        while not self.has_ended:
+            self._wake.wait(TICK_SECONDS)
+            self._wake.clear()
+            while self._requested and not self.has_ended:
+                self.dump(self._requested.pop(0))
+            with self._busy:
+                for part in () if self.has_ended else self._parts:
+                    self._call(part, part.tick, is_fatal=True)
+
+    def _is_ours(self) -> bool:
+        """False in a process that was forked from a rank: it has the rank's objects, but is not the rank."""
+        return self.has_begun and not self.has_ended and os.getpid() == self._pid
+
+    def _end_silently(self, problem: str) -> None:
+        self.has_ended = True
+        sys.stderr.write(f"rankscope: nothing is collected on rank {self.rank}: {problem}\n")
+
+    def _write_manifest_or_tell(self) -> None:
+        try:
+            self._write_manifest()
+        except OSError as error:
+            sys.stderr.write(f"rankscope: rank {self.rank} cannot write its manifest: {_told(error)}\n")
+
+    def _write_manifest(self) -> None:
+        manifest.write_part(self.folder, self.rank, self.describe())
+        manifest.write_whole(self.folder)
+
+    def describe(self) -> dict[str, Any]:
+        """The rank's part of the manifest."""
+        torch = sys.modules.get("torch")
+        got = self._got.copy()
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "local_rank": self.local_rank,
+            "host": self.host,
+            "pid": self._pid,
+            "python": platform.python_version(),
+            "torch": str(getattr(torch, "__version__", "")),
+            "platform": platform.platform(),
+            "command": manifest.telling_command(sys.orig_argv),
+            "environment": manifest.telling_environment(os.environ),
+            "started_ns": self._started_ns,
+            "ended_ns": time.time_ns() if self.has_ended else None,
+            "clock_offset_ns": self.clock_offset_ns,
+            "clock_error_ns": self.clock_error_ns,
+            "n_steps": self.n_steps,
+            "asked": dataclasses.asdict(self.settings),
+            "got": [{"what": what, "file": name, "n_bytes": self._size(name)} for name, what in got.items()],
+            "problems": [
+                {"what": what, "problem": problem, "hint": hint}
+                for (what, problem), hint in self._problems.copy().items()
+            ],
+        }
+
+    def _size(self, name: str) -> int:
+        try:
+            return self._files.size(name) or (self.folder / name).stat().st_size
+        except OSError:
+            return 0
+
+
+_current: Run | None = None
+
+
+def current() -> Run | None:
+    """The run of this process, if there is one."""
+    return _current
+
+
+def set_current(run: Run | None) -> None:
+    global _current
+    _current = run
+
+
+def _is_joined() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _hint(error: Exception) -> str:
+    return _HINTS.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+
+
+def _finish_with_multiprocessing(finish: Callable[[], None]) -> None:
+    """Processes of multiprocessing end without running what atexit was given."""
+    spawning = sys.modules.get("multiprocessing.process")
+    if spawning is not None and spawning.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, finish, exitpriority=100)

@@ -1,0 +1,65 @@
+"""All that can be asked of the collector. It travels from the launcher to every process of the job in one variable."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+VARIABLE = "RANKSCOPE_COLLECT"
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to collect, where to put it, and how much of it."""
+
+    folder: str
+    run_id: str = ""  # the same for all ranks of a run: tells them from those of an earlier one in the same folder
+
+    execution_trace: bool = True
+    kineto: bool = True
+    recorder: bool = True
+    stacks: bool = True
+    metrics: bool = True
+    compile_log: bool = True
+    desync: bool = False
+    nsys: bool = False
+    logs: str = ""  # as TORCH_LOGS takes them
+    debug_port: int = 0  # of torch's debug server; 0: not started
+
+    wait: int = 5  # steps before the first one that is recorded: the first ones allocate and compile
+    warmup: int = 1
+    active: int = 3
+    clean: int = 2  # steps of Kineto alone after those with the execution trace, which inflates their durations
+    repeat: int = 1
+    shapes: bool = True
+    with_stack: bool = False
+    memory: bool = False
+
+    ring_size: int = 2000  # calls that the recorders keep
+    stall_seconds: float = 300.0  # without a finished collective before the watchdog dumps
+    gzip: bool = False
+    max_bytes: int = 4 * GIB  # per rank; what would exceed it is not kept
+
+    def to_text(self) -> str:
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> Settings:
+        """Fields that this version does not know are left out: launcher and job may have different ones."""
+        values: dict[str, Any] = json.loads(text)
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Settings | None:
+    """What the launcher asked for; None where there is no launcher or its text is not readable."""
+    text = environment.get(VARIABLE, "")
+    try:
+        return Settings.from_text(text) if text else None
+    except (ValueError, TypeError, AttributeError):
+        return None
