@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Finding", "RankscopeError", "Report", "Trace", "__version__", "diagnose", "load"]
+__all__ = [
+    "Finding",
+    "RankscopeError",
+    "Report",
+    "Trace",
+    "__version__",
+    "collect",
+    "diagnose",
+    "load",
+    "metric",
+    "step",
+]
 
 if TYPE_CHECKING:
+    from rankscope.collect.api import collect, metric, step
     from rankscope.errors import RankscopeError
     from rankscope.model.finding import Finding, Report
     from rankscope.model.tables import Trace
@@ -20,6 +32,8 @@ _HOMES = {
     "Trace": "rankscope.model.tables",
     "diagnose": "rankscope.pipeline",
     "load": "rankscope.pipeline",
+    "metric": "rankscope.collect.api",
+    "step": "rankscope.collect.api",
 }
 
 
@@ -27,6 +41,9 @@ def __getattr__(name: str) -> Any:
     """Public names are imported when first used, so that `rankscope --help` stays fast."""
     import importlib
 
+    if name == "collect":  # the package itself, which can be called
+        return importlib.import_module("rankscope.collect")
     if name not in _HOMES:
         raise AttributeError(f"module 'rankscope' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return found

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rankscope.analyze import run_rules
 from rankscope.analyze.compile import compile_table_makers
 from rankscope.analyze.compile.runs import settle_compile_logs
@@ -59,7 +61,9 @@ def diagnose(trace: Trace) -> Report:
 def describe_capture(trace: Trace) -> Capture:
     files, ranks, calls = trace.table("files"), trace.table("ranks"), trace.table("collectives")
     profiles, logs, executions = trace.table("profiles"), trace.table("compile_logs"), trace.table("et_traces")
+    collected = [trace.table(name) for name in ("manifests", "metrics", "thread_stacks")]
     told = [rank for table in (ranks, profiles, logs, executions) for rank in table.array("rank").tolist()]
+    told += [rank for table in collected for rank in np.unique(table.array("rank")).tolist()]
     present = {rank for rank in told if rank >= 0}
     members = set(trace.table("group_members").array("rank").tolist())
     sources: dict[str, int] = {}
@@ -68,9 +72,10 @@ def describe_capture(trace: Trace) -> Capture:
             sources[name] = sources.get(name, 0) + 1
     moments = [calls.array("created_ns"), profiles.array("start_ns"), profiles.array("end_ns")]
     moments += [logs.array("first_ns"), logs.array("last_ns")]
+    moments += [table.array("time_ns")[table.array("time_ns") > 0] for table in collected[1:]]
     seen = [array for array in moments if len(array)]
-    hosts = {*ranks.text("host").tolist(), *profiles.text("host").tolist()}
-    world_size = int(profiles.array("world_size").max(initial=0))
+    hosts = {host for table in (ranks, profiles, collected[0]) for host in table.text("host").tolist()}
+    world_size = max(int(table.array("world_size").max(initial=0)) for table in (profiles, collected[0]))
     n_steps, step_ns = _steps(trace)
     return Capture(
         paths=trace.paths,

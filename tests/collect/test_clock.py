@@ -33,13 +33,15 @@ class MemoryStore:
 @pytest.mark.parametrize("skew_ns", [-7_200_000_000_000, 3_000_000_000])
 def test_a_wrong_clock_is_found_within_the_error_that_is_told(skew_ns: int) -> None:
     store, ended = MemoryStore(), threading.Event()
-    answering = threading.Thread(target=clock.answer, args=(store, "one", ended))
+    answering = threading.Thread(target=clock.answer, args=(store, "one", 2, ended))
     answering.start()
     try:
+        assert clock.ask(store, "one", ended) == (0, 0)
         found = clock.ask(store, "other", ended, lambda: time.time_ns() + skew_ns)
+        answering.join(60)  # nobody is left who may ask
+        assert not answering.is_alive()
     finally:
         ended.set()
-        answering.join()
     assert found is not None
     offset, error = found
     assert abs(offset - skew_ns) <= error < 1_000_000_000

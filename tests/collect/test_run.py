@@ -133,7 +133,7 @@ def test_a_part_that_fails_is_told_and_harms_no_other(
 
 
 @pytest.mark.usefixtures("parts")
-def test_the_folder_may_go_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_may_go_away(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "traces"
     run, _ = begun(folder)
     for path in sorted(folder.rglob("*"), reverse=True):
@@ -142,18 +142,18 @@ def test_the_folder_may_go_away(tmp_path: Path, capsys: pytest.CaptureFixture[st
     run.step()
     run.dump("because")
     run.finish()
-    assert "cannot write its manifest" in capsys.readouterr().err
+    assert "cannot write its manifest" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("parts")
-def test_a_folder_that_cannot_be_made_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_made_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     run = Run(Settings(str(tmp_path / "file" / "traces")))
     run.begin(0, 1, 0)
     run.step()
     run.dump("because")
     run.finish()
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("rankscope: nothing is collected on rank 0: cannot write into ")
 
 

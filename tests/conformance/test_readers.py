@@ -26,7 +26,7 @@ N_CUTS = 64
 N_CUTS_STAGED = 8
 STAGED = {"execution_trace", "kineto"}
 KIND_OF_EVENT = re.compile(rb'"(?:ph|cat)": ?"(\w+)"')
-LOGS = {"compile_log", "torch_logs"}
+LOGS = {"compile_log", "torch_logs", "thread_stacks", "metrics"}
 FILE_ID = 7
 
 _READERS = dict(zip(READERS, own_readers(), strict=True))

@@ -56,6 +56,10 @@ def named(name: str, prefix: str | None = None) -> tuple[int, str] | None:
         ("traces.tar!a/nccl_trace_rank_8", 8, ""),
         ("2", 2, ""),
         ("notes", -1, ""),
+        ("stacks_3.txt", 3, ""),
+        ("metrics_gpu-a_4.jsonl", 4, "gpu-a"),
+        ("kineto_clean_5.json.gz", 5, ""),
+        ("rankscope_trace_rank_6", 6, ""),
     ],
 )
 def test_the_rank_is_the_last_integer_and_the_rest_the_host(name: str, rank: int, host: str) -> None:
@@ -386,3 +390,22 @@ def test_an_unreadable_source_is_a_bad_file(tmp_path: Path) -> None:
     with pytest.raises(BadFileError) as caught:
         Source(gone, str(gone), 1).head()
     assert_one_line_and_hint(caught.value)
+
+
+def test_other_runs_in_a_folder_are_told_and_not_mixed(tmp_path: Path) -> None:
+    for name in ("nccl_trace_rank_0", "run_2/nccl_trace_rank_0", "run_10/nccl_trace_rank_0", "run_files/rank_1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert len(find_sources([str(tmp_path)])[0]) == 4  # without run.json they are folders like any other
+    (tmp_path / "run.json").write_text("{}")
+    sources, others = find_sources([str(tmp_path)])
+    assert [source.path.relative_to(tmp_path).as_posix() for source in sources] == [
+        "nccl_trace_rank_0",
+        "run.json",
+        "run_files/rank_1",
+    ]
+    assert [(other.shown.rpartition("/")[2], other.status) for other in others] == [
+        ("run_2", "other-run"),
+        ("run_10", "other-run"),
+    ]
+    assert [source.shown for source in find_sources([str(tmp_path / "run_2")])[0]] != []

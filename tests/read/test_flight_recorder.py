@@ -266,6 +266,20 @@ def test_the_groups_and_counters_are_read(tmp_path: Path) -> None:
     assert (counters["group_name"], counters["last_enqueued"], counters["last_completed"]) == ("0", 7, 6)
 
 
+@pytest.mark.parametrize(("counted", "seq"), [(18, 14), (17, 14), (14, 13), (13, 12), (11, 10), (-1, -1)])
+def test_counters_of_gloo_count_collectives_alone(counted: int, seq: int, tmp_path: Path) -> None:
+    """gloo also counts sends and receives there, which it does not record: two after #12, two after #13."""
+    numbers = {12: 13, 13: 14, 14: 17}
+    entries = [
+        make_entry(op_id, collective_seq_id=seq, op_id=op_id, profiling_name="gloo:all_reduce")
+        for seq, op_id in numbers.items()
+    ]
+    status = {"0": {"last_enqueued_collective": counted, "last_completed_collective": -1}}
+    tables = read_tables(write_dump(tmp_path / "nccl_trace_rank_2", make_dump(entries, pg_status=status)))
+    (counters,) = tables["group_status"].rows()
+    assert (counters["last_enqueued"], counters["last_completed"]) == (seq, -1)
+
+
 def test_a_dump_without_calls_still_gives_its_counters(tmp_path: Path) -> None:
     dump = make_dump([])
     del dump["entries"]

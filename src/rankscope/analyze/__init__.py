@@ -21,6 +21,8 @@ RULE_MODULES = tuple(
         "hangs.late",
         "hangs.straggler",
         "hangs.holes",
+        "hangs.elsewhere",
+        "hangs.raised",
         "device.host_late",
         "device.exposed",
         "device.loading",
@@ -43,6 +45,7 @@ RULE_MODULES = tuple(
         "compile.stalls",
         "compile.perf_hints",
         "link.rules",
+        "collection",
     )
 )
 
@@ -72,6 +75,8 @@ _WHY_ABSENT = {
     "guards": "the text tells no symbolic shape: run with TORCH_LOGS=dynamic, or TORCH_TRACE=FOLDER",
     "compile_errors": "the text tells no error of the compiler",
     "log_lines": "no text of TORCH_LOGS in this capture",
+    "thread_stacks": "no stacks of threads in this capture: record with rankscope record, or with py-spy dump",
+    "manifests": "no manifest in this capture: it was not made by rankscope record",
 }
 _ALWAYS_LOGGED = {"compilations", "recompiles", "graph_breaks", "compile_errors", "cache_events", "guards"}
 _COMPILE_TABLES = {table.name for table in COMPILE_TABLES}

@@ -3,3 +3,21 @@
 It never raises into the job, never blocks it and costs next to nothing: whatever fails here ends the part that it
 failed in, and is told in the manifest.
 """
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _CallablePackage(ModuleType):
+    """`rankscope.collect(...)` is the public function, and this package has its name."""
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        from rankscope.collect.api import collect
+
+        return collect(*arguments, **settings)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -54,11 +54,12 @@ class Clock(Part):
         try:
             if self.run.rank == 0:
                 self._found(0, 0)
-                answer(store, machine(), self._ended)
+                answer(store, machine(), self.run.world_size - 1, self._ended)
             elif found := ask(store, machine(), self._ended):
                 self._found(*found)
-        except Exception as error:  # the store went away: the clocks stay as they are
-            self.run.problem(self.NAME, f"the store gave no time of rank 0: {error}")
+        except Exception as error:
+            if self.run.clock_offset_ns is None and not self._ended.is_set():
+                self.run.problem(self.NAME, f"the store gave no time of rank 0: {error}")
 
     def _found(self, offset_ns: int, error_ns: int) -> None:
         self.run.clock_offset_ns, self.run.clock_error_ns = offset_ns, error_ns
@@ -73,12 +74,14 @@ def machine() -> str:
         return socket.gethostname()
 
 
-def answer(store: Any, name: str, ended: threading.Event, now_ns: Callable[[], int] = time.time_ns) -> None:
-    """Tells the time to whoever asks, one question after the other."""
+def answer(
+    store: Any, name: str, n_others: int, ended: threading.Event, now_ns: Callable[[], int] = time.time_ns
+) -> None:
+    """Tells the time to whoever asks, one question after the other, until nobody is left who may ask."""
     store.set(f"{_PREFIX}/machine", name)
     number, eager_until = 1, 0.0
     last = time.monotonic() + _ANSWERING_SECONDS
-    while not ended.is_set() and time.monotonic() < last:
+    while not ended.is_set() and time.monotonic() < last and store.add(f"{_PREFIX}/content", 0) < n_others:
         if store.check([f"{_PREFIX}/ask/{number}"]):
             store.set(f"{_PREFIX}/told/{number}", str(now_ns()))
             number += 1
@@ -95,6 +98,7 @@ def ask(
     if not _wait(store, f"{_PREFIX}/machine", ended, last):
         return None
     if store.get(f"{_PREFIX}/machine").decode() == name:
+        store.add(f"{_PREFIX}/content", 1)
         return 0, 0
     best: tuple[int, int] | None = None
     for _ in range(_ROUNDS):
@@ -107,6 +111,7 @@ def ask(
         offset = (before + after) // 2 - int(store.get(f"{_PREFIX}/told/{number}"))
         error = (after - before) // 2
         best = min(best, (offset, error), key=lambda pair: pair[1]) if best else (offset, error)
+    store.add(f"{_PREFIX}/content", 1)
     return best
 
 

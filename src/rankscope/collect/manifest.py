@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 SCHEMA = "rankscope.manifest/1"
+PART_SCHEMA = "rankscope.manifest-part/1"
 PARTS = "manifest.d"
 NAME = "manifest.json"
 
@@ -51,15 +54,17 @@ def telling_command(arguments: Sequence[str]) -> list[str]:
 
 def write_part(folder: Path, rank: int, part: Mapping[str, Any]) -> None:
     (folder / PARTS).mkdir(exist_ok=True)
-    _write(folder / PARTS / f"rank_{rank}.json", part)
+    _write(folder / PARTS / f"rank_{rank}.json", {"schema": PART_SCHEMA, **part})
 
 
 def write_whole(folder: Path, run: Mapping[str, Any] | None = None) -> None:
     """Makes manifest.json of the parts; again when another rank has ended meanwhile, as it may have seen fewer."""
-    seen: list[str] = []
+    seen: list[str] | None = None
     while (names := _part_names(folder)) != seen:
         seen = names
         ranks = [part for name in names if (part := _read(folder / PARTS / name))]
+        for part in ranks:
+            part.pop("schema", None)
         ranks.sort(key=lambda part: part.get("rank", -1))
         about = run or _read(folder / NAME).get("run") or {}
         _write(folder / NAME, {"schema": SCHEMA, "run": about, "ranks": ranks})
@@ -67,6 +72,11 @@ def write_whole(folder: Path, run: Mapping[str, Any] | None = None) -> None:
 
 def read_parts(folder: Path) -> list[dict[str, Any]]:
     return [part for name in _part_names(folder) if (part := _read(folder / PARTS / name))]
+
+
+def unique_beside(path: Path) -> Path:
+    """A name that no other thread, process or host uses for what it is about to write to the same place."""
+    return path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}.partial")
 
 
 def _part_names(folder: Path) -> list[str]:
@@ -85,7 +95,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial = unique_beside(path)
     try:
         partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
         os.replace(partial, path)

@@ -20,6 +20,7 @@ from rankscope.collect import manifest
 from rankscope.collect.files import Publisher
 from rankscope.collect.part import Part
 from rankscope.collect.settings import Settings
+from rankscope.collect.telling import tell_line
 
 TICK_SECONDS = 0.25
 EXIT = "exit"  # the reason of the dump that is made when the job ends by itself
@@ -150,6 +151,12 @@ class Run:
             if acquired:
                 self._busy.release()
 
+    def mark_ended(self) -> None:
+        """The process is about to be ended by a signal: its parts cannot be closed, but the manifest can say so."""
+        if self._is_ours():
+            self.has_ended = True
+            self._write_manifest_or_tell()
+
     def publish(self, what: str, name: str, write: Callable[[Path], object], *, replace: bool = False) -> bool:
         """Has `write` fill a file and puts it into the folder; what goes wrong is noted, never raised."""
         return self._keep(what, name, lambda: self._files.publish(name, write, replace=replace))
@@ -215,13 +222,13 @@ class Run:
 
     def _end_silently(self, problem: str) -> None:
         self.has_ended = True
-        sys.stderr.write(f"rankscope: nothing is collected on rank {self.rank}: {problem}\n")
+        tell_line(f"nothing is collected on rank {self.rank}: {problem}")
 
     def _write_manifest_or_tell(self) -> None:
         try:
             self._write_manifest()
         except OSError as error:
-            sys.stderr.write(f"rankscope: rank {self.rank} cannot write its manifest: {_told(error)}\n")
+            tell_line(f"rank {self.rank} cannot write its manifest: {_told(error)}")
 
     def _write_manifest(self) -> None:
         manifest.write_part(self.folder, self.rank, self.describe())

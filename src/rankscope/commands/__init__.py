@@ -8,5 +8,5 @@ from __future__ import annotations
 # In the order in which the help lists them.
 COMMANDS = (
     *("diagnose", "explain", "demo", "fr", "compile", "metrics", "link", "chakra"),
-    *("query", "export", "tables", "completion"),
+    *("query", "export", "tables", "record", "logs", "desync", "attach", "completion"),
 )

@@ -15,7 +15,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         rank      int32  Global rank, taken from the name or the content.
         host      text   Host, as far as the name tells.
         n_bytes   int64  Size on disk.
-        status    text   read, damaged (partly or wholly), duplicate (another file of the rank was used) or ignored.
+        status    text   read, damaged (in part or wholly), duplicate (another was used), other-run or ignored.
         problem   text   What is wrong with it, in one sentence.
         hint      text   What to do about it.
         """,
@@ -27,11 +27,13 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         rank             int32  Global rank.
         host             text   Host, as far as the file names tell.
         file_id          int32  The Flight Recorder dump that speaks for the rank.
+        recorder         text   Who wrote it: torch, rankscope, or both where their dumps were joined.
         version          text   Version of the dump's layout.
         comm_version     text   Version of the communication library.
         n_calls          int64  Calls kept in the dump.
         n_dropped        int64  Calls that the ring buffer had already dropped.
         last_created_ns  int64  When the rank enqueued its newest call.
+        written_ns       int64  When the dump was written, where it says so.
         clock_offset_ns  int64  Estimated offset of the host's clock against the job's median clock.
         clock_error_ns   int64  Uncertainty of that estimate; NULL where the clock was taken as it is.
         """,

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from rankscope.model.schema import Column, TableSpec
+from rankscope.model.schema_collected import COLLECTED_TABLES
 from rankscope.model.schema_comms import COMM_TABLES
 from rankscope.model.schema_compile import COMPILE_TABLES
+from rankscope.model.schema_desync import DESYNC_TABLES
 from rankscope.model.schema_device import DEVICE_TABLES
 from rankscope.model.schema_execution import EXECUTION_TABLES
 from rankscope.model.schema_host import HOST_TABLES
@@ -41,6 +43,8 @@ _ALL_TABLES = (
     *PATH_TABLES,
     *COMPILE_TABLES,
     *EXECUTION_TABLES,
+    *COLLECTED_TABLES,
+    *DESYNC_TABLES,
 )
 SCHEMA: dict[str, TableSpec] = {table.name: table for table in _ALL_TABLES}
 

@@ -11,7 +11,10 @@ from rankscope.read.files import Source
 
 # In the order in which they are asked: first those that go by the first bytes alone, as another may know a file by
 # its name (rank_3). Other packages add theirs by the entry point group `rankscope.readers`.
-READERS = ("nsys", "compile_log", "flight_recorder", "execution_trace", "kineto", "torch_logs")
+READERS = (
+    *("nsys", "compile_log", "manifest", "metrics", "thread_stacks", "desync"),
+    *("flight_recorder", "execution_trace", "kineto", "torch_logs"),
+)
 ENTRY_POINTS = "rankscope.readers"
 
 

@@ -15,14 +15,23 @@ from rankscope.errors import BadFileError, InputError
 from rankscope.model.tables import MISSING, Part, Table, Trace, concat
 from rankscope.read import Reader, entry_point_readers, own_readers
 from rankscope.read.cache import entry_name, is_stored, root_of
+from rankscope.read.desync import reported_ranks
 from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
+from rankscope.read.manifest import drop_parts
 from rankscope.read.merge import Merger, drop_duplicate_ranks
 from rankscope.read.remote import is_url, without_secrets
+from rankscope.read.two_recorders import join_recorders
 
 # Below this, starting processes and sending their results back costs more than it saves.
 _PARALLEL_BYTES = 64 << 20
 _MEMORY_PER_FILE = 200  # times its size: what the largest honest file may need while it is read
 _CONNECTIONS = 16  # to object stores, where most of the time is waiting
+_PARTIAL = ".partial"  # how the collector names what it is still writing
+# A capture that has rows in none of these tells nothing about a job.
+_TELLING_TABLES = (
+    *("ranks", "profiles", "compile_logs", "et_traces"),
+    *("thread_stacks", "metrics", "manifests", "desync_states"),
+)
 
 Row = dict[str, Any]
 Claim = tuple[Source, str]  # the file and the module name of its reader
@@ -80,9 +89,10 @@ def read_capture(paths: Sequence[str], options: Options) -> Trace:
                 rows.append(_file_row(source, reader, "read"))
             if options.progress is not None:
                 options.progress(done, len(claims), "reading")
+        merger.add(reported_ranks(merger.parts))
         trace = Trace(shown, merger.tables(), parts)
     _finish_files(trace, rows)
-    if not any(trace.has(table) for table in ("ranks", "profiles", "compile_logs", "et_traces")):
+    if not any(map(trace.has, _TELLING_TABLES)):
         raise _all_damaged(trace) if _damaged(trace) else _nothing_found(shown, _rows(trace), options.prefix)
     return trace
 
@@ -106,6 +116,9 @@ def _claim(found: Sequence[Source], options: Options) -> tuple[list[Claim], list
     rows: list[Row] = []
     candidates: list[Source] = []
     for source in found:
+        if source.shown.endswith(_PARTIAL):
+            rows.append(_file_row(source, "", "ignored", "is unfinished: its process was still writing, or was ended"))
+            continue
         named = name_source(source, prefix)
         if named is None:
             rows.append(_file_row(source, "", "ignored", f"its name does not begin with {prefix}"))
@@ -241,18 +254,27 @@ def _file_row(source: Source, reader: str, status: str, problem: str = "", hint:
 
 
 def _unreadable_row(item: Unreadable) -> Row:
-    return {"path": item.shown, "rank": MISSING, "status": "damaged", "problem": item.problem, "hint": item.hint}
+    return {"path": item.shown, "rank": MISSING, "status": item.status, "problem": item.problem, "hint": item.hint}
 
 
 def _finish_files(trace: Trace, rows: list[Row]) -> None:
     """One row per file; files that another one of the same rank replaced are marked."""
     files = concat("files", [trace.table("files"), Table.from_rows("files", rows)])
-    dropped = drop_duplicate_ranks(trace.tables) if trace.has("ranks") else {}
+    trace.tables["files"] = files
+    dropped: dict[int, int] = {}
+    unused: set[int] = set()
+    if trace.has("ranks"):
+        join_recorders(trace.tables)
+        dropped = drop_duplicate_ranks(trace.tables)
+    if trace.has("manifests"):
+        unused = drop_parts(trace.tables)
     listed = sorted(files.rows(), key=lambda row: (row["file_id"] == MISSING, row["file_id"], row["path"]))
     paths = {row["file_id"]: row["path"] for row in listed}
     for row in listed:
         if row["file_id"] in dropped:
             row.update(status="duplicate", problem=f"was left out for {paths[dropped[row['file_id']]]}")
+        elif row["file_id"] in unused:
+            row.update(status="ignored", problem="another manifest tells the same of its ranks")
     trace.tables["files"] = Table.from_rows("files", listed)
 
 

@@ -6,6 +6,7 @@ import functools
 import io
 import os
 import re
+import shlex
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +27,19 @@ MAX_UNPACKED_BYTES = 16 << 30
 MAX_UNPACKED_RATIO = 200
 MIN_UNPACKED_LIMIT = 256 << 20
 
-_SUFFIX = re.compile(r"\.(json|pickle|pkl|pt|bin|trace|dump|sqlite|nsys-rep|gz|zst)$", re.IGNORECASE)
+_SUFFIX = re.compile(r"\.(json|jsonl|txt|pickle|pkl|pt|bin|trace|dump|sqlite|nsys-rep|gz|zst)$", re.IGNORECASE)
 _TAR, _ZIP = (".tar", ".tar.gz", ".tgz"), ".zip"
+# What the collector leaves where it has collected; a later run into the same folder, or a restart, has its own below.
+RUN_FILE = "run.json"
+_OTHER_RUN = re.compile(r"(run|attempt)_\d+")
 _LAST_INTEGER = re.compile(r"(\d+)(?!.*\d)")
 COMPILE_LOG_NAME = re.compile(r"dedicated_log_torch_trace_(?:rank_(?P<rank>\d{1,9})(?=[_.]))?", re.IGNORECASE)
-# Words that dump prefixes are made of. What is left of a name without them and the rank is the host.
-_PREFIX_WORDS = re.compile(r"(comm_lib|nccl|rankscope|torchcomms|fr)?_?(trace_rank|trace|rank|dump)", re.IGNORECASE)
+# Words that the names of traces are made of. What is left of a name without them and the rank is the host.
+_PREFIX_WORDS = re.compile(
+    r"(comm_lib|nccl|rankscope|torchcomms|fr|kineto)?_?(trace_rank|trace|clean|rank|dump)"
+    r"|torch_(et|logs)|stacks|metrics|desync|nsys",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -127,11 +135,12 @@ class _Slice(io.RawIOBase):
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A path that could not even be looked at."""
+    """A path that could not even be looked at, or that belongs to another capture."""
 
     shown: str
     problem: str
     hint: str
+    status: str = "damaged"
 
 
 def find_sources(paths: Sequence[str]) -> tuple[list[Source], list[Unreadable]]:
@@ -189,6 +198,10 @@ def _walk(folder: Path) -> tuple[list[Path], list[Unreadable]]:
 
     found: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=note_failure):
+        if RUN_FILE in names:
+            others = sorted(filter(_OTHER_RUN.fullmatch, folders), key=_natural_key)
+            folders[:] = [name for name in folders if name not in others]
+            failed += [_other_run(os.path.join(root, name)) for name in others]
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_told(name, names, folders))
         kept = (name for name in names if not name.startswith(".") and not _is_told(name, names, folders))
         for file in (Path(root, name) for name in sorted(kept, key=_natural_key)):
@@ -197,6 +210,11 @@ def _walk(folder: Path) -> tuple[list[Path], list[Unreadable]]:
             elif file.is_symlink() and not file.exists():
                 failed.append(Unreadable(str(file), "is a link to nowhere", "copy the file itself"))
     return found, failed
+
+
+def _other_run(path: str) -> Unreadable:
+    """Ranks of two runs in one capture would be taken for one job."""
+    return Unreadable(path, "holds another run of the job", f"rankscope {shlex.quote(path)}", "other-run")
 
 
 def _is_told(name: str, names: Sequence[str], folders: Sequence[str]) -> bool:

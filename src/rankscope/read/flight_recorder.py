@@ -144,7 +144,7 @@ def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Tabl
     yield stacks
     yield frames
     yield _config_table(source, dump.get("pg_config"))
-    yield _status_table(source, dump.get("pg_status"), names)
+    yield _as_collectives(_status_table(source, dump.get("pg_status"), names), calls, is_own="rankscope" in dump)
     yield _rank_table(source, dump, calls)
     if problem:
         kept = f"its {len(calls):,} oldest calls were read, the newest are lost" if len(calls) else "its calls are lost"
@@ -192,17 +192,43 @@ def _status_table(source: Source, status: Any, names: dict[int, str]) -> Table:
     return Table.from_rows("group_status", rows)
 
 
+def _as_collectives(status: Table, calls: Table, *, is_own: bool) -> Table:
+    """gloo's counters count sends and receives as well, which have no sequence number: here they count collectives."""
+    backends = calls.text("backend")
+    is_gloo = np.array([name == "gloo" for name in backends.values], bool)[backends.codes]
+    if is_own or not is_gloo.any() or not len(status):
+        return status
+    counters = {name: status.array(name).copy() for name in ("last_enqueued", "last_started", "last_completed")}
+    for row, pg_id in enumerate(status.array("pg_id").tolist()):
+        of_group = np.flatnonzero(is_gloo & (calls.array("pg_id") == pg_id))
+        op_ids, seqs = calls.array("op_id")[of_group], calls.array("seq")[of_group]
+        if not len(of_group) or (op_ids < seqs).any():  # other versions of torch count otherwise
+            continue
+        for counter in counters.values():
+            newest = int(np.searchsorted(op_ids, counter[row], side="right")) - 1
+            if newest >= 0:
+                counter[row] = seqs[newest]
+            elif counter[row] >= 0:  # older than what the ring has kept
+                counter[row] = max(int(counter[row] - (op_ids[0] - seqs[0])), 0)
+    return status.replaced(counters)
+
+
 def _rank_table(source: Source, dump: dict[str, Any], calls: Table) -> Table:
     record_ids = calls.array("record_id")
+    told = dump.get("rankscope")  # only our own recorder says whose dump it is
+    own: dict[str, Any] = told if isinstance(told, dict) else {}
+    written_ns = own.get("written_ns")
     row = {
         "rank": source.rank,
-        "host": source.host,
+        "host": plain_text(own.get("host")) or source.host,
         "file_id": source.file_id,
+        "recorder": "rankscope" if own else "torch",
         "version": plain_text(dump.get("version")),
         "comm_version": plain_text(dump.get("comm_lib_version", dump.get("nccl_version"))),
         "n_calls": len(calls),
         "n_dropped": max(int(record_ids[0]), 0) if len(calls) else 0,
         "last_created_ns": int(calls.array("created_ns").max()) if len(calls) else MISSING,
+        "written_ns": written_ns if type(written_ns) is int and 0 < written_ns < 1 << 62 else MISSING,
         "clock_offset_ns": 0,
         "clock_error_ns": MISSING,
     }

@@ -10,6 +10,8 @@ import numpy as np
 from rankscope.model.tables import MISSING, Array, Table, concat
 from rankscope.read.recorder_entries import stack_table
 
+_WITH_STACKS = {"collectives", "thread_stacks"}
+
 
 @dataclass
 class Merger:
@@ -23,13 +25,14 @@ class Merger:
     def add(self, tables: Sequence[Table]) -> None:
         by_name = {table.name: table for table in tables}
         frames, stacks = by_name.pop("frames", None), by_name.pop("stacks", None)
-        if frames is not None and stacks is not None and "collectives" in by_name:
-            by_name["collectives"] = self._renumbered(by_name["collectives"], frames, stacks)
+        if frames is not None and stacks is not None:
+            for name in by_name.keys() & _WITH_STACKS:
+                by_name[name] = self._renumbered(by_name[name], frames, stacks)
         for name, table in by_name.items():
             if len(table):
                 self.parts.setdefault(name, []).append(table)
 
-    def _renumbered(self, calls: Table, frames: Table, stacks: Table) -> Table:
+    def _renumbered(self, table: Table, frames: Table, stacks: Table) -> Table:
         frame_ids = []
         is_user = frames.array("is_user").tolist()
         keys = zip(
@@ -43,14 +46,14 @@ class Merger:
         stack_frames: dict[int, list[int]] = {}
         for stack, frame in zip(stacks.array("stack_id").tolist(), stacks.array("frame_id").tolist(), strict=True):
             stack_frames.setdefault(stack, []).append(frame_ids[frame])
-        local = calls.array("stack_id")
+        local = table.array("stack_id")
         n_local = int(local.max()) + 1 if len(local) else 0
         stack_ids = np.full(n_local, MISSING, np.int32)
         for stack in range(n_local):
             stack_ids[stack] = self._stacks.setdefault(tuple(stack_frames.get(stack, ())), len(self._stacks))
-        sites = calls.array("site_id")
+        sites = table.array("site_id")
         site_ids = np.array([*frame_ids, MISSING], np.int32)[sites]
-        return calls.replaced({"stack_id": stack_ids[local], "site_id": site_ids})
+        return table.replaced({"stack_id": stack_ids[local], "site_id": site_ids})
 
     def tables(self) -> dict[str, Table]:
         """The merged tables; the parts are consumed."""

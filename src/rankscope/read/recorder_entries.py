@@ -59,7 +59,7 @@ def entry_columns(entries: Sequence[Entry], source: Source) -> tuple[Table, Tabl
         "status": Text.constant("", n_rows),
         "duration_ns": _durations(entries),
     }
-    stack_ids, stacks, frames, sites = _stack_tables(fields["frames"])
+    stack_ids, stacks, frames, sites = stack_tables(fields["frames"])
     columns["stack_id"] = stack_ids
     columns["site_id"] = sites[stack_ids]
     mark_coalesced(columns, described, shape_codes)
@@ -150,7 +150,7 @@ def _shape_columns(described: Sequence[dict[str, Any]], codes: Array) -> dict[st
     return columns
 
 
-def _stack_tables(stacks: Sequence[Sequence[Any]]) -> tuple[Array, Table, Table, Array]:
+def stack_tables(stacks: Sequence[Sequence[Any]]) -> tuple[Array, Table, Table, Array]:
     """Stack per row, the tables of stacks and frames, and per stack the frame that is the user's own line."""
     examples, row_codes = _distinct_stacks(stacks)
     frame_ids: dict[tuple[str, int, str], int] = {}

@@ -131,7 +131,8 @@ def _n_bytes(sizes: Sequence[Sequence[int]], types: Sequence[str]) -> int:
 
 
 _NOT_USER = re.compile(
-    r"(^|/)torch/|(^|/)torchrun$|/lib/python\d[^/]*/(?!site-packages|dist-packages)|^<|(^|/)(runpy|threading)\.py$|\.(cpp|cc|cu|h|so)$"
+    r"(^|/)torch/|(^|/)rankscope/collect/|(^|/)torchrun$|/lib/python\d[^/]*/(?!site-packages|dist-packages)|^<|^\?\?"
+    r"|(^|/)(runpy|threading)\.py$|\.(c|cc|cpp|cu|cuh|h|hpp|S|so)(\.\d+)*$"
 )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from rankscope.errors import BadFileError
 from rankscope.model.tables import MISSING, Array, Table
-from rankscope.read import compile_log
+from rankscope.read import compile_log, desync, thread_stacks
 from rankscope.read.files import Source
 from rankscope.read.log_messages import MessageRows, Row
 from rankscope.read.log_text import Crash, LogText, Message, Prefix, compiler_lines
@@ -29,7 +29,7 @@ CUT_HINT = "the job was ended while writing, or the copy is incomplete: copy it 
 
 
 def sniff(head: bytes, name: str) -> bool:
-    if not head or b"\0" in head or compile_log.sniff(head, name):
+    if not head or b"\0" in head or any(other.sniff(head, name) for other in (compile_log, thread_stacks, desync)):
         return False
     # A job may print a lot before torch's first line, so that any text by these names has to be looked through.
     return bool(_TEXT_NAME.search(name)) or compiler_lines(head)
@@ -40,13 +40,19 @@ def read(source: Source) -> Iterator[Table]:
         raise BadFileError("is empty (0 bytes)", "the job was ended before it printed anything")
     log = _Log(source)
     problem = log.scan()
-    if not log.is_compiler_log:
-        if problem or not _TEXT_NAME.search(source.shown):
-            raise BadFileError(problem or "holds no line that torch.compile logged", _RECORD_HINT)
-        reason = "is text in which torch.compile logged nothing"
-        yield Table.from_rows("files", [{**_file_row(source, MISSING), "status": "ignored", "problem": reason}])
+    reports = list(desync.in_output(source))  # a job prints them wherever its time-out happens to be
+    yield from reports
+    if log.is_compiler_log:
+        yield from log.tables(problem)
         return
-    yield from log.tables(problem)
+    if not reports and (problem or not _TEXT_NAME.search(source.shown)):
+        raise BadFileError(problem or "holds no line that torch.compile logged", _RECORD_HINT)
+    row = _file_row(source, MISSING)
+    if problem:
+        row.update(status="damaged", problem=problem, hint=CUT_HINT)
+    elif not reports:
+        row.update(status="ignored", problem="is text in which torch.compile logged nothing")
+    yield Table.from_rows("files", [row])
 
 
 def _file_row(source: Source, rank: int) -> Row:

@@ -36,6 +36,12 @@ SOURCE_NOUNS = {
     "execution_trace": "execution trace",
     "kineto": "profiler trace",
     "nsys": "Nsight Systems report",
+    "compile_log": "compile log",
+    "torch_logs": "TORCH_LOGS file",
+    "thread_stacks": "stack file",
+    "metrics": "metrics file",
+    "manifest": "manifest",
+    "desync": "desync report",
 }
 MAX_NAMED_CHECKS = 4
 # Meaning never hangs on colour alone: each style only repeats what a word or a sign beside it says.

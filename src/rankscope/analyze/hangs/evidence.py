@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.analyze.hangs.view import JobView
 from rankscope.model.call_text import describe_shapes, describe_types
 from rankscope.model.finding import CollectiveRef, Comparison, GroupRef, Location, Side, StackGroup, format_ranks
-from rankscope.model.tables import MISSING, Array
+from rankscope.model.tables import MISSING, Array, Trace
 
 _MAX_STACKS = 4
 _N_BEFORE = 2  # calls shown before the one in question
@@ -42,18 +42,23 @@ def location_of(view: JobView, row: int) -> Location | None:
     if row == MISSING:
         return None
     frame = int(view.calls.array("site_id")[row])
-    return frame_location(view, frame) if frame != MISSING else None
+    return frame_location(view.trace, frame) if frame != MISSING else None
 
 
-def frame_location(view: JobView, frame: int) -> Location:
-    frames = view.trace.table("frames")
+def frame_location(trace: Trace, frame: int) -> Location:
+    frames = trace.table("frames")
     return Location(frames.text("file")[frame], int(frames.array("line")[frame]), frames.text("function")[frame])
 
 
 def site_text(view: JobView, row: int) -> str:
     """`clip_gradients (loop.py:219)`, empty without a stack."""
     location = location_of(view, row)
-    return f"{location.function} ({location.file.rsplit('/', 1)[-1]}:{location.line})" if location else ""
+    return place_text(location) if location else ""
+
+
+def place_text(location: Location) -> str:
+    line = f":{location.line}" if location.line else ""  # a library without symbols has none
+    return f"{location.function} ({location.file.rsplit('/', 1)[-1]}{line})"
 
 
 def group_ref(view: JobView, group: int) -> GroupRef:
@@ -95,11 +100,14 @@ def stack_groups(view: JobView, rows: Iterable[int], label: str = "") -> tuple[S
 
 def user_frames(view: JobView, row: int) -> tuple[tuple[Location, ...], int]:
     """The user's part of the stack, innermost first, and how many frames of torch and launchers were left out."""
-    stacks, frames = view.trace.table("stacks"), view.trace.table("frames")
-    is_user = frames.array("is_user")
-    stack = frames_of_stack(stacks.array("stack_id"), stacks.array("frame_id"), int(view.calls.array("stack_id")[row]))
-    kept = [frame for frame in stack if is_user[frame]]
-    return tuple(frame_location(view, frame) for frame in kept), len(stack) - len(kept)
+    return user_part(view.trace, int(view.calls.array("stack_id")[row]))
+
+
+def user_part(trace: Trace, stack: int) -> tuple[tuple[Location, ...], int]:
+    stacks, is_user = trace.table("stacks"), trace.table("frames").array("is_user")
+    frames = frames_of_stack(stacks.array("stack_id"), stacks.array("frame_id"), stack)
+    kept = [frame for frame in frames if is_user[frame]]
+    return tuple(frame_location(trace, frame) for frame in kept), len(frames) - len(kept)
 
 
 def frames_of_stack(stack_ids: Array, frame_ids: Array, stack: int) -> list[int]:

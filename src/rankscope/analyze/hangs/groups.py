@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from rankscope.analyze.hangs.dump_files import ranks_cut
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 Members = tuple[int, ...]
+_Config = dict[tuple[int, str], Members]  # by rank and name
+_Descs = dict[tuple[int, str], str]
 _ORIGINS = ("config", "world", "name-hash", "use")
 _SHA1 = re.compile(r"^[0-9a-f]{40}$")
 # torch hashes the members with the number of groups it knows; no job has more groups of the same members than this.
@@ -40,11 +43,8 @@ def resolve_groups(trace: Trace) -> dict[str, Table]:
     pairs, pair_of_row = _rank_name_pairs(calls)
     config = _read_config(trace)
     descs = _descriptions(calls, trace)
-    users: dict[str, set[int]] = defaultdict(set)
-    for rank, name in pairs:
-        users[name].add(rank)
-    world = _world_size(trace, config)
-    found = {pair: _identify(pair[0], pair[1], config, users, descs, world) for pair in pairs}
+    job = _Job(pairs, config, descs, _world_size(trace, config))
+    found = {pair: job.group(*pair) for pair in pairs}
     for pair, members in config.items():  # groups that a rank registered but of which its ring kept nothing
         if pair[1] and pair not in found:
             found[pair] = Group(pair[1], members, descs.get(pair, ""), "config")
@@ -84,8 +84,8 @@ def _rank_name_pairs(calls: Table) -> tuple[list[tuple[int, str]], Array]:
     return [(int(key) // n_names, names.values[int(key) % n_names]) for key in distinct], inverse
 
 
-def _read_config(trace: Trace) -> dict[tuple[int, str], Members]:
-    config: dict[tuple[int, str], Members] = {}
+def _read_config(trace: Trace) -> _Config:
+    config: _Config = {}
     decoded: dict[str, Members] = {}
     table = trace.table("group_config")
     for rank, name, members in zip(
@@ -98,7 +98,7 @@ def _read_config(trace: Trace) -> dict[tuple[int, str], Members]:
     return config
 
 
-def _descriptions(calls: Table, trace: Trace) -> dict[tuple[int, str], str]:
+def _descriptions(calls: Table, trace: Trace) -> _Descs:
     config = trace.table("group_config")
     descs = dict(
         zip(
@@ -117,7 +117,7 @@ def _descriptions(calls: Table, trace: Trace) -> dict[tuple[int, str], str]:
     return {pair: "" if desc == "undefined" else desc for pair, desc in descs.items()}
 
 
-def _world_size(trace: Trace, config: dict[tuple[int, str], Members]) -> int:
+def _world_size(trace: Trace, config: _Config) -> int:
     known = set(trace.table("ranks").array("rank").tolist())
     files = trace.table("files")
     known.update(files.array("rank")[~files.text("status").equals("ignored")].tolist())
@@ -126,31 +126,49 @@ def _world_size(trace: Trace, config: dict[tuple[int, str], Members]) -> int:
     return max(known, default=-1) + 1
 
 
-def _identify(
-    rank: int,
-    name: str,
-    config: dict[tuple[int, str], Members],
-    users: dict[str, set[int]],
-    descs: dict[tuple[int, str], str],
-    world: int,
-) -> Group:
-    desc = descs.get((rank, name), "")
-    if (rank, name) in config:
-        return Group(name, config[rank, name], desc, "config")
-    is_world = desc == "default_pg" or (name == "0" and not desc)
-    if is_world:  # gloo registers its groups before they have a name, and with a second one forgets the members
-        nameless = max((members for (_, key), members in config.items() if not key), key=len, default=())
-        if rank in nameless:
-            return Group(name, nameless, desc, "world")
-    same_name = sorted(user for user in users[name] if descs.get((user, name), "") == desc)
-    for other in same_name:
-        if rank in config.get((other, name), ()):
-            return Group(name, config[other, name], desc, "config")
-    if _SHA1.match(name):
-        hashed = _members_by_hash(name, same_name, world, users)
-        if hashed:
-            return Group(name, hashed, desc, "name-hash")
-    return Group(name, tuple(range(world)) if is_world else tuple(same_name), desc, "use")
+class _Job:
+    """What all dumps together tell about the groups; each answer is made once, however many ranks ask for it."""
+
+    def __init__(self, pairs: Iterable[tuple[int, str]], config: _Config, descs: _Descs, world: int) -> None:
+        self._config, self._descs, self._world = config, descs, world
+        self._users: dict[str, set[int]] = defaultdict(set)
+        alike: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for rank, name in pairs:
+            self._users[name].add(rank)
+            alike[name, descs.get((rank, name), "")].append(rank)
+        self._alike = {key: tuple(sorted(ranks)) for key, ranks in alike.items()}
+        self._nameless = max((members for (_, key), members in config.items() if not key), key=len, default=())
+        self._in_nameless = frozenset(self._nameless)
+        self._told: dict[tuple[str, str], list[tuple[Members, frozenset[int]]]] = {}
+        self._hashed: dict[tuple[str, str], Members | None] = {}
+
+    def group(self, rank: int, name: str) -> Group:
+        """Which group a rank means by a name."""
+        desc = self._descs.get((rank, name), "")
+        if (rank, name) in self._config:
+            return Group(name, self._config[rank, name], desc, "config")
+        is_world = desc == "default_pg" or (name == "0" and not desc)
+        # gloo registers its groups before they have a name, and with a second one forgets the members
+        if is_world and rank in self._in_nameless:
+            return Group(name, self._nameless, desc, "world")
+        for members, contained in self._members_told(name, desc):
+            if rank in contained:
+                return Group(name, members, desc, "config")
+        users = self._alike[name, desc]
+        if _SHA1.match(name):
+            if (name, desc) not in self._hashed:
+                self._hashed[name, desc] = _members_by_hash(name, users, self._world, self._users)
+            hashed = self._hashed[name, desc]
+            if hashed:
+                return Group(name, hashed, desc, "name-hash")
+        return Group(name, tuple(range(self._world)) if is_world else users, desc, "use")
+
+    def _members_told(self, name: str, desc: str) -> list[tuple[Members, frozenset[int]]]:
+        """The members as the dumps of other ranks that use the name tell them."""
+        if (name, desc) not in self._told:
+            found = (self._config.get((other, name), ()) for other in self._alike[name, desc])
+            self._told[name, desc] = [(members, frozenset(members)) for members in dict.fromkeys(found)]
+        return self._told[name, desc]
 
 
 def _members_by_hash(name: str, users: Sequence[int], world: int, everyone: dict[str, set[int]]) -> Members | None:
@@ -253,8 +271,7 @@ def _progress_table(
             counters[number[group], row["rank"]] = (row["last_enqueued"], row["last_completed"])
     ranks = trace.table("ranks")
     n_dropped = dict(zip(ranks.array("rank").tolist(), ranks.array("n_dropped").tolist(), strict=True))
-    files = trace.table("files")
-    cut = set(files.array("rank")[files.text("status").equals("damaged")].tolist())
+    cut = ranks_cut(trace)
     rows = []
     for group_id, group in enumerate(groups):
         for rank in group.members:

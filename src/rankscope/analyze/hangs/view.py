@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.dump_files import ranks_alive, ranks_cut
 from rankscope.analyze.hangs.signatures import Signatures, call_signatures
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
@@ -100,14 +101,12 @@ class JobView:
     @cached_property
     def cut(self) -> frozenset[int]:
         """Ranks of which only the older part of the dump could be read."""
-        files = self.trace.table("files")
-        return frozenset(files.array("rank")[files.text("status").equals("damaged")].tolist())
+        return ranks_cut(self.trace)
 
     @cached_property
     def has_file(self) -> frozenset[int]:
         """Ranks that wrote something, readable or not: they were alive when the dumps were taken."""
-        files = self.trace.table("files")
-        return frozenset(files.array("rank")[~files.text("status").equals("ignored")].tolist())
+        return ranks_alive(self.trace)
 
     @cached_property
     def _busy(self) -> frozenset[int]:
@@ -148,7 +147,8 @@ class JobView:
         """The newest moment that any rank recorded: the job was alive then."""
         newest = [self.calls.array(name).max(initial=MISSING) for name in ("created_ns", "started_ns")]
         done = self.calls.array("completed_ns")[self.is_done]
-        return int(max(*newest, done.max(initial=MISSING)))
+        written = self.trace.table("ranks").array("written_ns")  # only some dumps tell it
+        return int(max(*newest, done.max(initial=MISSING), written.max(initial=MISSING)))
 
 
 def job_view(trace: Trace) -> JobView:

@@ -12,6 +12,7 @@ from rankscope.analyze.hangs.evidence import (
     location_of,
     side_label,
 )
+from rankscope.analyze.hangs.standing import with_standing
 from rankscope.analyze.hangs.verdict import Cause, causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.registry import RULES, Effect
@@ -28,7 +29,7 @@ def findings_of(trace: Trace, code: str, describe: Describe) -> Iterator[Finding
     view = job_view(trace)
     for cause in causes_of(trace):
         if cause.rule == RULES[code].name:
-            finding = describe(view, cause)
+            finding = with_standing(view, cause, describe(view, cause))
             yield Effect(finding) if cause.is_effect else finding
 
 

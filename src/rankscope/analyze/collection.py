@@ -1,0 +1,127 @@
+"""D909: what was asked of the collector and is not there. D910: other runs in the same folder."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from rankscope.analyze.registry import Effect, rule
+from rankscope.model.finding import Evidence, Finding, count_noun, ranks_phrase
+from rankscope.model.tables import MISSING, Trace
+
+_PROFILES = ("execution_trace", "kineto")  # both are made by the part that the manifest calls profiling
+# What a run with steps always leaves when it was asked for; the rest depends on what the job does.
+_ALWAYS_WRITTEN = (*_PROFILES, "metrics")
+# What leaves files. Other parts of the collector only help: without them less is known, but nothing is missing.
+_KINDS = frozenset((*_ALWAYS_WRITTEN, "recorder", "stacks", "desync", "nsys", "compile_log", "torch_logs"))
+_RANK = "rank"  # what a problem is called that is the whole process's
+_SILENT = "nothing was written, and nothing tells why"
+_NOT_ENDED = "nothing was written: the process was ended before it could"
+_MAX_FINDINGS = 8
+_NOTHING: dict[str, Any] = {}
+
+Problem = tuple[str, str, str]  # what, problem, hint
+
+
+@rule("D909", "collection-incomplete", needs=("manifests",))
+def collection_incomplete(trace: Trace) -> Iterator[Finding | Effect]:
+    """Something that was asked of the collector is not there, or not whole.
+
+    What it means: the manifest of the run says that a part failed on these ranks, or the part was asked for and has
+    left no file. All other parts were collected as usual.
+
+    Why it happens: a program that is not installed (nsys), a disk that was full, a profiler that the job's own code
+    was running already, a job that ended before the steps to be recorded, a process that was killed.
+
+    What to do: follow the hint, and record again if that part matters.
+
+    What could fool it: a process that is killed tells nothing any more: what it lacks is told only as far as its last
+    manifest went.
+    """
+    by_problem: dict[Problem, set[int]] = defaultdict(set)
+    for row in trace.table("collection_problems").rows():
+        by_problem[row["what"], row["problem"], row["hint"]].add(row["rank"])
+    for problem, rank in _unexplained(trace):
+        by_problem[problem].add(rank)
+    written = _written(trace)
+    ordered = sorted(by_problem.items(), key=lambda item: (-len(item[1]), item[0]))
+    rest = len(ordered) - _MAX_FINDINGS
+    for (what, text, hint), ranks in ordered[:_MAX_FINDINGS]:
+        is_absent = any(_is_absent(what, written[rank]) for rank in ranks)
+        whose = ranks_phrase(ranks) if what == _RANK else f"{what} of {ranks_phrase(ranks)}"
+        yield Finding(
+            code="D909",
+            rule="collection-incomplete",
+            severity="warning" if is_absent or what == _RANK else "info",
+            certainty="certain",
+            title=f"{whose}{' is missing' if is_absent else ''}: {text}",
+            ranks=tuple(sorted(ranks)),
+            evidence=Evidence(
+                notes=(f"and {rest} more problems: see the table collection_problems",) if rest > 0 else (),
+                facts={"what": what, "problem": text},
+            ),
+            help=hint or "record again if that part matters; the other parts are there",
+        )
+
+
+def _is_absent(what: str, written: set[str]) -> bool:
+    if what == "profiling":
+        return written.isdisjoint(_PROFILES)
+    return what in _KINDS and what not in written
+
+
+def _written(trace: Trace) -> defaultdict[int, set[str]]:
+    table = trace.table("collected_files")
+    written: defaultdict[int, set[str]] = defaultdict(set)
+    for rank, what in zip(table.array("rank").tolist(), table.text("what").tolist(), strict=True):
+        written[rank].add(what)
+    return written
+
+
+def _unexplained(trace: Trace) -> Iterator[tuple[Problem, int]]:
+    """Parts that were asked for, are not there, and about which the manifest says nothing."""
+    written, problems = _written(trace), trace.table("collection_problems")
+    told = set(zip(problems.array("rank").tolist(), problems.text("what").tolist(), strict=True))
+    for row in trace.table("manifests").rows():
+        asked = _asked(row["asked"])
+        for what in _ALWAYS_WRITTEN if row["n_steps"] > 0 else ():
+            names = {what, _RANK, "profiling"} if what in _PROFILES else {what, _RANK}
+            is_told = any((row["rank"], name) in told for name in names)
+            if asked.get(what) and what not in written[row["rank"]] and not is_told:
+                has_ended = row["ended_ns"] != MISSING
+                yield (what, _SILENT if has_ended else _NOT_ENDED, ""), row["rank"]
+
+
+def _asked(text: str) -> dict[str, Any]:
+    asked = msgspec.json.decode(text) if text else _NOTHING
+    return asked if isinstance(asked, dict) else _NOTHING
+
+
+@rule("D910", "other-runs", needs=("files",))
+def other_runs(trace: Trace) -> Iterator[Finding | Effect]:
+    """The folder also holds other runs of the job, which were not read.
+
+    What it means: the job was recorded into this folder more than once, or its launcher restarted it. Each run has a
+    folder of its own, run_2 or attempt_1, so that nothing is overwritten; only the first one was judged here.
+
+    Why it happens: `rankscope record` with the same folder again, or torchrun with --max-restarts.
+
+    What to do: give the folder of the run that you mean.
+
+    What could fool it: a folder run_2 or attempt_1 that holds something else, below one that the collector wrote into.
+    """
+    files = trace.table("files")
+    rows = [row for row in files.rows() if row["status"] == "other-run"]
+    if rows:
+        yield Finding(
+            code="D910",
+            rule="other-runs",
+            severity="info",
+            certainty="certain",
+            title=f"{count_noun(len(rows), 'other run')} of the job in the same folder: not read here",
+            evidence=Evidence(notes=tuple(row["path"] for row in rows[:_MAX_FINDINGS])),
+            help=f"to judge the latest: {rows[-1]['hint']}",
+        )

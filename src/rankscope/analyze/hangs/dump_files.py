@@ -1,0 +1,27 @@
+"""What the list of files tells about the ranks: who was alive at the end, and whose dump is cut short."""
+
+from __future__ import annotations
+
+from rankscope.model.tables import Trace
+
+# Sources that a rank writes while it trains: they neither tell its last calls nor that it was alive at the end.
+_WRITTEN_BEFORE = frozenset(("kineto", "nsys", "execution_trace", "compile_log", "torch_logs", "metrics", "manifest"))
+_NO_DUMPS = _WRITTEN_BEFORE | {"thread_stacks", "desync"}
+
+
+def ranks_alive(trace: Trace) -> frozenset[int]:
+    """Ranks that wrote something when the job hung, readable or not."""
+    return _ranks(trace, ("read", "damaged", "duplicate"), _WRITTEN_BEFORE)
+
+
+def ranks_cut(trace: Trace) -> frozenset[int]:
+    """Ranks of which only the older part of the dump could be read, and no other dump is whole."""
+    return _ranks(trace, ("damaged",), _NO_DUMPS) - _ranks(trace, ("read",), _NO_DUMPS)
+
+
+def _ranks(trace: Trace, statuses: tuple[str, ...], without: frozenset[str]) -> frozenset[int]:
+    files = trace.table("files")
+    columns = (files.array("rank").tolist(), files.text("source").tolist(), files.text("status").tolist())
+    return frozenset(
+        rank for rank, source, status in zip(*columns, strict=True) if status in statuses and source not in without
+    )

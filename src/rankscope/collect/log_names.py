@@ -1,0 +1,93 @@
+"""The names that TORCH_LOGS takes, from the registry of the torch that the job will run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rankscope.errors import InputError
+
+_LIMIT_S = 120
+_MARK = "rankscope-log-names:"
+# Runs in the job's Python, which may have no rankscope. Whatever that prints besides is left out by the mark.
+_QUESTION = f"""
+import importlib.util, json, sys
+import torch
+from torch._logging._internal import log_registry as known
+def is_module(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+loggers = {{name: list(modules) for name, modules in known.log_alias_to_log_qnames.items()}}
+artifacts = {{name: known.artifact_descriptions.get(name, "") for name in known.artifact_names}}
+modules = [name for name in sys.argv[1:] if is_module(name)]
+print({_MARK!r} + json.dumps({{"torch": torch.__version__, "loggers": loggers, "artifacts": artifacts,
+    "modules": modules}}))
+"""
+
+
+class LogName(NamedTuple):
+    name: str
+    kind: str  # a log has levels (+name, -name), an artifact is on or off
+    text: str
+
+
+class LogNames(NamedTuple):
+    torch: str
+    names: tuple[LogName, ...]
+    modules: frozenset[str]
+    """Those of the names asked for that are modules: torch takes them, too."""
+
+    def wrong(self, asked: Sequence[str]) -> list[str]:
+        known = {"all", *self.modules, *(name.name for name in self.names)}
+        return [name for name in asked if name not in known]
+
+
+def split_names(logs: str) -> list[str]:
+    """`+dynamo,-inductor,recompiles` without the signs."""
+    return [word.strip().lstrip("+-") for word in logs.split(",") if word.strip()]
+
+
+def is_well_formed(logs: str) -> bool:
+    """As torch reads them: anything else ends the job while it imports torch."""
+    return all(re.fullmatch(r"[+-]?\w[\w.]*", word.strip()) for word in logs.split(","))
+
+
+def ask_torch(python: str, asked: Sequence[str] = (), environment: Mapping[str, str] = os.environ) -> LogNames:
+    """InputError: that Python cannot import torch, or its torch has no registry."""
+    quiet = {name: value for name, value in environment.items() if not name.startswith(("TORCH_LOGS", "RANKSCOPE_"))}
+    try:
+        done = subprocess.run(
+            [python, "-c", _QUESTION, *asked],
+            env=quiet,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"{python} cannot be asked for the names of torch's logs: {error}") from None
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if not answers:
+        last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+        raise InputError(f"{python} cannot tell the names of torch's logs: {last}")
+    return _parsed(answers[-1].removeprefix(_MARK))
+
+
+def _parsed(answer: str) -> LogNames:
+    told = json.loads(answer)
+    loggers = [
+        LogName(name, "log", f"messages of {', '.join(modules)}") for name, modules in sorted(told["loggers"].items())
+    ]
+    artifacts = [
+        LogName(name, "artifact", " ".join(text.split()) or "no description")
+        for name, text in sorted(told["artifacts"].items())
+    ]
+    return LogNames(told["torch"], (*loggers, *artifacts), frozenset(told["modules"]))

@@ -1,0 +1,189 @@
+"""Numbers over the time of the job: how long steps take, how much memory is used, and what the job tells itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from rankscope.collect.part import Part
+from rankscope.collect.run import Run
+
+SCHEMA = "rankscope.metrics/1"
+_FLUSH_SECONDS = 2.0
+_SAMPLE_SECONDS = 1.0
+_MAX_WAITING = 200_000  # rows between two flushes; more come only from a loop that tells numbers without any work
+_MAX_BYTES = 256 << 20
+_STATM = "/proc/self/statm"
+
+_Row = tuple[int, int, str, float]  # time, step, name, value
+
+
+class Metrics(Part):
+    NAME = "metrics"
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._name = f"metrics_{run.rank}.jsonl"
+        self._max_bytes = min(_MAX_BYTES, run.settings.max_bytes)
+        self._waiting: list[_Row] = []
+        self._file: BinaryIO | None = None
+        self._n_bytes = 0
+        self._is_full = False
+        self._step_ended_ns: int | None = None  # on the monotonic clock
+        self._sampled_ns, self._n_steps_sampled = time.monotonic_ns(), run.n_steps
+        self._flushed_ns = self._sampled_ns
+        self._device: int | None = None
+
+    def start(self) -> None:
+        header = {
+            "schema": SCHEMA,
+            "rank": self.run.rank,
+            "world_size": self.run.world_size,
+            "host": self.run.host,
+            "pid": os.getpid(),
+        }
+        # Unbuffered: a process that the job forks must not write what waits here a second time.
+        self._file = self.run.aside(self._name).open("wb", buffering=0)
+        self._write(json.dumps(header).encode() + b"\n")
+
+    def step(self, number: int) -> None:
+        now, before = time.monotonic_ns(), self._step_ended_ns
+        self._step_ended_ns = now
+        if before is None:
+            self._device = _device()
+            return
+        seconds = (now - before) / 1e9
+        self._add("step_time_s", seconds, number)
+        samples = self.run.n_samples
+        if samples is not None and seconds > 0:
+            self._add("samples_per_s", samples / seconds, number)
+
+    def tell(self, name: str, value: Any, step: int) -> None:
+        """A number of the job's own, in the job's thread."""
+        number = _number(value)
+        if number is None:
+            kind = f"a tensor on {value.device}" if hasattr(value, "device") else f"of type {type(value).__name__}"
+            self.run.problem(
+                self.NAME,
+                f"metric {str(name)[:100]!r} was not kept: its value is {kind}",
+                "give a number, or a tensor of one element on the CPU: reading one from a device would wait for it",
+            )
+            return
+        self._add(str(name), number, int(step))
+
+    def leave_out(self, nanoseconds: int) -> None:
+        """Time that the collector itself took between two steps is no part of the next one."""
+        if self._step_ended_ns is not None:
+            self._step_ended_ns += nanoseconds
+
+    def tick(self) -> None:
+        now = time.monotonic_ns()
+        if now - self._sampled_ns >= _SAMPLE_SECONDS * 1e9:
+            self._sample(now)
+        if now - self._flushed_ns >= _FLUSH_SECONDS * 1e9:
+            self._flushed_ns = now
+            self._flush()
+
+    def dump(self, reason: str) -> None:
+        self._flush()
+
+    def close(self) -> None:
+        self._sample(time.monotonic_ns())
+        self._flush()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self.run.publish_written(self.NAME, self._name, self.run.aside(self._name))
+
+    def _add(self, name: str, value: float, step: int) -> None:
+        if len(self._waiting) < _MAX_WAITING:
+            self._waiting.append((time.time_ns(), step, name, value))
+        else:
+            self.run.problem(self.NAME, f"more than {_MAX_WAITING:,} numbers came at once: some were left out")
+
+    def _sample(self, now: int) -> None:
+        step = self.run.n_steps
+        if step > self._n_steps_sampled:
+            self._add("steps_per_s", (step - self._n_steps_sampled) * 1e9 / (now - self._sampled_ns), step)
+        self._sampled_ns, self._n_steps_sampled = now, step
+        for name, value in _memory(self._device):
+            self._add(name, value, step)
+
+    def _flush(self) -> None:
+        rows = self._waiting[:]
+        del self._waiting[: len(rows)]  # the job's thread may have added more meanwhile
+        if rows:
+            self._write("".join(map(_line, rows)).encode())
+
+    def _write(self, lines: bytes) -> None:
+        if self._file is None or self._is_full:
+            return
+        if self._n_bytes + len(lines) > self._max_bytes:
+            self._stop_writing(f"it reached {self._max_bytes:,} bytes", "")
+            return
+        try:
+            n_written = self._file.write(lines)
+        except OSError as error:
+            self._stop_writing(str(error.strerror or error), "free space on that disk, or collect into another folder")
+            return
+        if n_written == len(lines):
+            self._n_bytes += n_written
+        else:
+            self._stop_writing("the disk took only a part of them", "free space on that disk")
+
+    def _stop_writing(self, why: str, hint: str) -> None:
+        self._is_full = True
+        self.run.problem(self.NAME, f"{self._name} ends early: {why}", hint)
+        if self._file is not None:
+            self._file.truncate(self._n_bytes)  # half a line is of no use
+
+
+def _line(row: _Row) -> str:
+    at, step, name, value = row
+    return f'{{"time_ns":{at},"step":{step},"name":{json.dumps(name)},"value":{_json(value)}}}\n'
+
+
+def _json(value: float) -> str:
+    """JSON has no word for what is no number, and none for infinity, but every parser takes these."""
+    if math.isfinite(value):
+        return repr(value)
+    return "null" if math.isnan(value) else "1e999" if value > 0 else "-1e999"
+
+
+def _number(value: Any) -> float | None:
+    """A number as it is; a tensor only if reading it does not make the job wait for its device."""
+    device = getattr(value, "device", None)
+    try:
+        if device is not None and getattr(device, "type", device) != "cpu":
+            return None
+        if not hasattr(value, "detach"):
+            return float(value)
+        torch = sys.modules["torch"]  # a kind of tensor that is spread over ranks would start a collective
+        return float(value.detach()) if type(value) in (torch.Tensor, torch.nn.Parameter) else None
+    except Exception:  # text, tensors of several elements, objects that only look like numbers
+        return None
+
+
+def _device() -> int | None:
+    """The accelerator of the calling thread, which must be the job's: in other threads it is always the first one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.current_device())
+
+
+def _memory(device: int | None) -> Iterator[tuple[str, float]]:
+    try:
+        with open(_STATM, "rb") as stream:
+            yield "host_memory_bytes", int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not on Linux
+        pass
+    if device is not None:
+        cuda = sys.modules["torch"].cuda
+        yield "device_memory_bytes", cuda.memory_allocated(device)
+        yield "device_memory_peak_bytes", cuda.max_memory_allocated(device)

@@ -1,0 +1,171 @@
+"""torch's Flight Recorder: what it holds of the last calls goes into nccl_trace_rank_<rank>."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankscope.collect.part import Part
+from rankscope.collect.run import EXIT, Run
+
+_BINDINGS = "torch._C._distributed_c10d"
+# One recorder per kind of device. NCCL's comes first: what a job does on the CPU beside it is seldom what hangs.
+_DUMPERS = ("_dump_nccl_trace", "_dump_xccl_trace", "_dump_fr_trace")
+_one_at_a_time = threading.Lock()
+_LOST_WITHOUT_TRACKER = "`rankscope record --desync` keeps the calls of all backends"
+
+
+class Counts(NamedTuple):
+    """Calls of all groups, counted by torch since the job began."""
+
+    enqueued: int = 0
+    completed: int = 0
+
+
+class Recorder(Part):
+    NAME = "recorder"
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._name = f"nccl_trace_rank_{run.rank}"
+        self._found = self._look()  # of an earlier run
+        self._written: tuple[int, ...] | None = None  # what the file looked like when this part had written it
+        self._told = Counts()  # at the time of the last dump
+        self._kept_earlier = False
+
+    def joined(self) -> None:
+        if not _dumpers():
+            self.run.problem(self.NAME, "this torch has no Flight Recorder that can be read", _LOST_WITHOUT_TRACKER)
+
+    def dump(self, reason: str) -> None:
+        counts = count_calls()
+        is_empty = counts is not None and not counts.enqueued
+        if is_empty and (reason == EXIT or not is_initialized()):
+            return
+        if self._is_by_torch():
+            # torch's own watchdog dumps before it aborts; afterwards the aborted calls look finished.
+            self.run.got(self.NAME, self._name)
+            return
+        if self._is_told_better(reason, counts):
+            return
+        trace = self.to_bytes()
+        if trace and self.run.publish(self.NAME, self._name, lambda path: _write(path, trace), replace=True):
+            self._written = self._look()
+            self._told = counts or Counts()
+
+    def to_bytes(self) -> bytes:
+        """The dump; empty where torch has none. From any thread."""
+        dumpers = _dumpers()
+        used = [name for name in dumpers if _status(name) != {}]
+        if len(used) > 1:
+            unread = ", ".join(name.removeprefix("_dump_") for name in used[1:])
+            problem = f"{self._name} has the calls of one recorder only; torch keeps others apart ({unread})"
+            self.run.problem(self.NAME, problem, _LOST_WITHOUT_TRACKER)
+        chosen = next(iter(used or dumpers), None)
+        return _dump(dumpers[chosen]) if chosen else b""
+
+    def _is_told_better(self, reason: str, counts: Counts | None) -> bool:
+        """The dump that is there has to stay: calls that failed since, for want of a peer, look finished now."""
+        if self._written is None or counts is None or counts.enqueued != self._told.enqueued:
+            self._kept_earlier = False
+        elif reason != EXIT and self._told.completed < self._told.enqueued:
+            self._kept_earlier = True
+        return self._kept_earlier
+
+    def _is_by_torch(self) -> bool:
+        """Somebody else wrote the file, or wrote over it, in the time of this run."""
+        look = self._look()
+        return look is not None and look not in (self._found, self._written)
+
+    def _look(self) -> tuple[int, ...] | None:
+        try:
+            status = (self.run.folder / self._name).stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def count_calls() -> Counts | None:
+    """How far the job has come, for some 30 microseconds. None where this torch does not tell."""
+    told = [status for name in _dumpers() if (status := _status(name)) is not None]
+    groups = [group for status in told for group in status.values()]
+    if not told:
+        return None
+    return Counts(
+        sum(max(0, int(group.get("last_enqueued_collective", 0))) for group in groups),
+        sum(max(0, int(group.get("last_completed_collective", 0))) for group in groups),
+    )
+
+
+def _dumpers() -> dict[str, Callable[..., bytes]]:
+    bindings = sys.modules.get(_BINDINGS)
+    return {name: dumper for name in _DUMPERS if (dumper := getattr(bindings, name, None)) is not None}
+
+
+def _status(name: str) -> dict[str, dict[str, str]] | None:
+    """Per group what was last enqueued and last completed; empty before the first call, None if it is not told."""
+    dump_json = getattr(sys.modules[_BINDINGS], f"{name}_json", None)
+    if dump_json is None:
+        return None
+    status: dict[str, dict[str, str]] = json.loads(dump_json(False, False)).get("pg_status", {})
+    return status
+
+
+def _dump(dumper: Callable[..., bytes]) -> bytes:
+    with _one_at_a_time, _inductor_left_out():
+        try:
+            return dumper(includeCollectives=True, includeStackTraces=True, onlyActive=False)
+        except TypeError:
+            return dumper()
+        except RuntimeError:  # the frames could not be named; the calls alone tell who waits for whom
+            return dumper(includeCollectives=True, includeStackTraces=False, onlyActive=False)
+
+
+def _write(path: Path, trace: bytes) -> None:
+    path.write_bytes(trace)
+
+
+def is_initialized() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+class _NotImportedYet(types.ModuleType):
+    """Stands for torch._inductor while a dump is made: not there for the dumping thread, the real one for others."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__dict__["dumping_thread"] = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() == self.__dict__["dumping_thread"]:
+            raise AttributeError(name)
+        return getattr(importlib.import_module("torch._inductor"), name)
+
+
+@contextlib.contextmanager
+def _inductor_left_out() -> Iterator[None]:
+    """Keeps torch from importing its compiler to look for frames of compiled code, where nothing was compiled.
+
+    The look at the attribute torch._inductor alone imports it: two seconds of CPU, in a job that may be dying, and for
+    ever if a thread that hangs holds one of the import locks.
+    """
+    torch = sys.modules["torch"]
+    if "torch._inductor" in sys.modules or "_inductor" in vars(torch):
+        yield
+        return
+    stand_in = _NotImportedYet("torch._inductor")
+    vars(torch)["_inductor"] = stand_in
+    try:
+        yield
+    finally:
+        stand_in.__dict__["dumping_thread"] = None
+        if vars(torch).get("_inductor") is stand_in:
+            del vars(torch)["_inductor"]

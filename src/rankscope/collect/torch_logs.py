@@ -1,0 +1,210 @@
+"""What torch's compiler logs: TORCH_LOGS as a file per rank, and the compile log of TORCH_TRACE.
+
+torch's own TORCH_LOGS_OUT is no way: it writes all ranks into one file, and to stderr as well. So the names asked for
+are switched on here, in the rank, and each of torch's handlers keeps showing what the job's own settings ask for.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rankscope.collect.files import PARTIAL
+from rankscope.collect.part import Part
+from rankscope.collect.run import Run
+from rankscope.collect.settings import Settings
+
+COMPILE_LOG_FOLDER = "torch_trace"
+_ARTIFACT = ".__"  # torch names the logger of an artifact <module>.__<artifact>
+
+
+class TorchLogs(Part):
+    NAME: ClassVar[str] = "torch_logs"
+    COMPILE_LOG: ClassVar[str] = "compile_log"
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.file_name = f"torch_logs_{run.rank}.txt"
+        self._file: LogFile | None = None
+
+    def start(self) -> None:
+        from torch._logging import _internal
+
+        if self.run.settings.compile_log:
+            self._place_compile_log(_internal.LOG_TRACE_HANDLER)
+        if self.run.settings.logs:
+            self._file = _early if _early is not None and _early.is_ours() else _write_logs(self.run.settings)
+            if self._file is None:
+                problem = f"torch does not know all of the logs {self.run.settings.logs}"
+                self.run.problem(self.NAME, problem, "rankscope logs lists them")
+            else:
+                self._file.move(self.run.aside(self.file_name))
+
+    def dump(self, reason: str) -> None:
+        self._note_compile_log()
+
+    def close(self) -> None:
+        self._note_compile_log()
+        if self._file is not None:
+            self._file.end()
+            self._publish_logs(self._file)
+
+    def _publish_logs(self, file: LogFile) -> None:
+        if not file.path.exists():
+            return  # torch had nothing to say under these names
+        if file.is_full:
+            problem = f"{self.file_name} ends at {file.path.stat().st_size:,} bytes: there was no more room"
+            self.run.problem(self.NAME, problem, "ask for fewer names, raise the limit, or free space on the disk")
+        self.run.publish_written(self.NAME, self.file_name, file.path)
+
+    def _place_compile_log(self, handler: Any) -> None:
+        """torch opens the file when it first has something to write: until then the folder can be chosen."""
+        folder = self.run.folder / COMPILE_LOG_FOLDER
+        own = os.environ.get("TORCH_TRACE")
+        if own and Path(own) != folder:
+            self.run.problem(self.COMPILE_LOG, f"TORCH_TRACE is set to {own}: the compile log goes there")
+        elif handler not in logging.getLogger("torch.__trace").handlers:
+            problem = "torch has compiled something before, and writes no log any more"
+            self.run.problem(self.COMPILE_LOG, problem, "begin to collect before the first torch.compile runs")
+        elif getattr(handler, "stream", None) is None:
+            handler.root_dir = str(folder)
+
+    def _note_compile_log(self) -> None:
+        from torch._logging import _internal
+
+        written = getattr(_internal.LOG_TRACE_HANDLER, "_stream_path", None)
+        if self.run.settings.compile_log and written and Path(written).is_relative_to(self.run.folder):
+            self.run.got(self.COMPILE_LOG, str(Path(written).relative_to(self.run.folder)))
+
+
+_early: LogFile | None = None
+
+
+def begin_early(settings: Settings) -> None:
+    """A script that trains alone is known to be a rank after its first step: by then its model has been compiled."""
+    global _early
+    if settings.logs:
+        _early = _write_logs(settings)
+        atexit.register(_drop, _early)
+
+
+def _write_logs(settings: Settings) -> LogFile | None:
+    """None where torch does not know the names."""
+    from torch._logging import _internal
+
+    try:
+        wanted = LogChoice(_internal._parse_log_settings(settings.logs), _internal.log_registry)
+    except ValueError:
+        return None
+    file = LogFile(Path(settings.folder) / f"torch_logs.{os.getpid()}{PARTIAL}", settings.max_bytes)
+    file.setFormatter(_internal.DEFAULT_FORMATTER)
+    file.addFilter(wanted.allows)
+    file.on_end = _switch_on(_internal, wanted, file)
+    return file
+
+
+def _drop(file: LogFile | None) -> None:
+    """Of a process that was no rank until its end."""
+    if file is not None and file.is_ours():
+        file.end()
+        file.path.unlink(missing_ok=True)
+
+
+class LogFile(logging.FileHandler):
+    """Takes the records of its own process until its size reaches the limit."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        super().__init__(path, encoding="utf-8", errors="backslashreplace", delay=True)
+        self.path = path
+        self.is_full = self.has_ended = False
+        self.on_end: Callable[[], None] = lambda: None
+        self._max_bytes = max_bytes
+        self._pid = os.getpid()
+
+    def is_ours(self) -> bool:
+        """Neither that of the process that this one was forked from, nor one that another run had."""
+        return os.getpid() == self._pid and not self.has_ended
+
+    def move(self, path: Path) -> None:
+        """Also while it is being written."""
+        if self.path.exists():
+            self.path.rename(path)
+        self.path, self.baseFilename = path, str(path)
+
+    def end(self) -> None:
+        self.has_ended = True
+        self.on_end()
+        self.close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.is_full or not self.is_ours():
+            return
+        super().emit(record)
+        self.is_full = self.stream is not None and self.stream.tell() >= self._max_bytes
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        """The disk is full or the folder gone: nothing of that goes to the job's stderr."""
+        self.is_full = True
+
+
+class LogChoice:
+    """Which records some settings of TORCH_LOGS let through."""
+
+    def __init__(self, state: Any, registry: Any) -> None:
+        self.levels: dict[str, int] = dict(state.log_qname_to_level)
+        self.artifacts = set(state.artifact_names)
+        self._hidden = registry.off_by_default_artifact_names
+
+    def allows(self, record: logging.LogRecord) -> bool:
+        module, is_artifact, artifact = record.name.partition(_ARTIFACT)
+        if is_artifact and artifact in self.artifacts:
+            return True
+        return record.levelno >= self.level(module) and not (is_artifact and artifact in self._hidden)
+
+    def level(self, module: str) -> int:
+        """Of the nearest module above that has one; torch warns by default."""
+        while module:
+            if module in self.levels:
+                return self.levels[module]
+            module = module.rpartition(".")[0]
+        return logging.WARNING
+
+
+def _switch_on(internal: Any, wanted: LogChoice, file: LogFile) -> Callable[[], None]:
+    """Adds to what the job has chosen; again whenever the job chooses anew. What is returned takes it all back."""
+    initialise = internal._init_logs
+    of_job: list[Any] = []
+
+    def add() -> None:
+        of_job[:] = [internal.log_state]
+        chosen = LogChoice(internal.log_state, internal.log_registry)
+        levels = {name: min(chosen.level(name), wanted.level(name)) for name in {*chosen.levels, *wanted.levels}}
+        internal._set_log_state(internal.LogState(levels, chosen.artifacts | wanted.artifacts))
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        for name in internal.log_registry.get_log_qnames():
+            logger = logging.getLogger(name)
+            for handler in filter(internal._is_torch_handler, logger.handlers):
+                handler.addFilter(chosen.allows)
+            logger.addHandler(file)
+        for name in internal.log_registry.get_artifact_log_qnames():
+            internal.configure_artifact_log(logging.getLogger(name))
+
+    def initialise_and_add(*args: Any, **kwargs: Any) -> None:
+        initialise(*args, **kwargs)
+        add()
+
+    def undo() -> None:
+        internal._init_logs = initialise
+        internal._set_log_state(of_job[0])
+        initialise()
+        for name in internal.log_registry.get_log_qnames():
+            logging.getLogger(name).removeHandler(file)
+
+    add()
+    internal._init_logs = initialise_and_add
+    return undo

@@ -1,0 +1,240 @@
+"""`rankscope attach`: the diagnosis of a job that runs now, from torch's own debug server."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rankscope.commands import output
+from rankscope.commands.dump_folder import check_dump_folder, dump_folder, told_as_output
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator, Sequence
+
+    from rankscope.analyze.hangs.progress import Progress
+    from rankscope.model.finding import Report
+    from rankscope.model.tables import Trace
+    from rankscope.read.debug_server import Job, Reading
+
+HELP = "diagnose a job that runs now, from torch's debug server; --watch tells slow from hung"
+TIMEOUT_S = 20.0
+WATCH_S = 10  # what the hint proposes
+_MAX_HOLES = 8
+_SAFE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,200}")
+
+
+class Visit(NamedTuple):
+    """One reading of all ranks."""
+
+    trace: Trace
+    workers: list[dict[str, Any]]
+    moment: float  # when it began, by a clock that never jumps
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "urls", metavar="URL", nargs="+", help="the frontend on rank 0, http://HOST:25999, or workers: [RANK=]URL"
+    )
+    parser.add_argument(
+        "--watch", type=_seconds, metavar="SECONDS", help="read twice, so far apart, and say which ranks went on"
+    )
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="keep what was read in this new folder")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait for each rank (default: {TIMEOUT_S:.0f})",
+    )
+    output.add_output_options(parser)
+    parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
+    parser.add_argument("--no-source", action="store_true", help="leave out the lines of source code")
+
+
+def _seconds(text: str) -> float:
+    from argparse import ArgumentTypeError
+
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def run(args: Namespace) -> int:
+    from rankscope import pipeline
+    from rankscope.analyze.hangs.progress import progress_between, tempered
+    from rankscope.commands.diagnose import exit_code
+    from rankscope.read.debug_server import find_job
+
+    if args.output:
+        check_dump_folder(args.output)
+    job = find_job(args.urls, args.timeout)
+    before = _visit(job, args, None) if args.watch else None
+    if before:
+        _wait_until(before.moment + args.watch)
+    after = _visit(job, args, args.output)
+    report = pipeline.diagnose(after.trace)
+    progress = None
+    if before:
+        progress = progress_between(before.trace, after.trace, after.moment - before.moment)
+        report = tempered(report, progress)
+    _show(_of_the_job(report, args), after.workers, progress, args)
+    return exit_code(report, "error")
+
+
+def _wait_until(moment: float) -> None:
+    import time
+
+    time.sleep(max(moment - time.monotonic(), 0.0))
+
+
+def _visit(job: Job, args: Namespace, kept: str | None) -> Visit:
+    import time
+
+    from rankscope.commands.loading import load_paths
+    from rankscope.read.debug_server import read_job
+
+    moment = time.monotonic()
+    with dump_folder(kept) as folder:
+        has_hosts = len({worker.address.host for worker in job.workers}) > 1
+        workers = [_write(reading, folder, has_hosts) for reading in read_job(job, args.timeout)]
+        _refuse_silence(job, workers)
+        return Visit(load_paths([folder]), sorted(workers, key=lambda worker: worker["rank"]), moment)
+
+
+def _write(reading: Reading, folder: str, has_hosts: bool) -> dict[str, Any]:
+    """Puts what a rank told into files that are read like those of any capture. A folder per host tells the host."""
+    from rankscope.read.debug_server import CALLS, OWN_CALLS, STACKS
+
+    rank, address = reading.worker
+    if has_hosts and _SAFE_HOST.fullmatch(address.host):
+        folder = os.path.join(folder, address.host)
+    names = {CALLS: f"nccl_trace_rank_{rank}", OWN_CALLS: f"rankscope_trace_rank_{rank}", STACKS: f"stacks_{rank}.txt"}
+    with told_as_output(folder):
+        for what, content in reading.contents.items():
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, names[what]), "xb") as file:
+                if what == STACKS:
+                    file.write(f"=== Rank {rank}: {address.url} ===\n".encode())
+                file.write(content)
+    got = [what for what in names if what in reading.contents]
+    return {"rank": rank, "url": address.url, "got": got, "problems": list(reading.problems)}
+
+
+def _refuse_silence(job: Job, workers: Sequence[dict[str, Any]]) -> None:
+    from rankscope.errors import InputError
+
+    if not any(worker["got"] for worker in workers):
+        problems = [f"{worker['url']}: {problem}" for worker in workers for problem in worker["problems"]]
+        raise InputError(
+            f"none of {len(job.workers)} ranks told anything ({problems[0] if problems else 'no handler is known'})",
+            "try again with a longer --timeout, or from the host of rank 0",
+        )
+
+
+def _of_the_job(report: Report, args: Namespace) -> Report:
+    """A folder that is gone when the answer is read is not worth a word: the answer is of the URL."""
+    import msgspec
+
+    if args.output:
+        return report
+    capture = msgspec.structs.replace(report.capture, paths=tuple(args.urls))
+    return msgspec.structs.replace(report, capture=capture)
+
+
+# What is shown
+
+
+def _show(report: Report, workers: list[dict[str, Any]], progress: Progress | None, args: Namespace) -> None:
+    import sys
+
+    import msgspec
+
+    from rankscope.render import Options, load_renderer
+    from rankscope.render.escape import escape
+
+    options = Options(
+        color=output.wants_color(args.color, sys.stdout),
+        width=output.text_width(sys.stdout),
+        show_all=args.all,
+        source=not args.no_source,
+        base=os.getcwd(),
+        next_command=_next_command(report, args),
+    )
+    if args.json:
+        [text] = load_renderer("json")(report, options)
+        live = {"workers": workers, "progress": msgspec.to_builtins(progress)}
+        output.print_json({**msgspec.json.decode(text), "live": live})
+        return
+    lines = [*_hole_lines(workers), *(_progress_lines(progress) if progress else ())]
+    output.print_lines(map(escape, lines))
+    output.print_lines(load_renderer("txt")(report, options))
+
+
+def _next_command(report: Report, args: Namespace) -> str:
+    """One reading cannot tell a slow job from a hung one: the second is what is most worth doing."""
+    import shlex
+
+    from rankscope.commands.diagnose import next_command
+
+    if not args.watch:
+        return f"rankscope attach {shlex.join(args.urls)} --watch {WATCH_S}"
+    return next_command(report) if args.output or report.findings else ""
+
+
+def _hole_lines(workers: Sequence[dict[str, Any]]) -> Iterator[str]:
+    from rankscope.model.finding import count_noun
+
+    holes = [worker for worker in workers if worker["problems"]]
+    for worker in holes[:_MAX_HOLES]:
+        said = "told nothing" if not worker["got"] else f"told only {' and '.join(map(_noun, worker['got']))}"
+        yield f"rank {worker['rank']} ({worker['url']}) {said}: {'; '.join(worker['problems'])}"
+    if len(holes) > _MAX_HOLES:
+        yield f"{count_noun(len(holes) - _MAX_HOLES, 'more rank')} did not tell all (--json lists them)"
+
+
+def _noun(what: str) -> str:
+    return {"calls": "its calls", "own_calls": "the calls that rankscope saw", "stacks": "its stacks"}[what]
+
+
+def _progress_lines(progress: Progress) -> Iterator[str]:
+    from rankscope.model.finding import ranks_phrase
+
+    advanced = progress.in_state("advanced")
+    rate = f"{progress.collectives_per_s:.3g} collectives per second"
+    verdict = {
+        "moving": f"every rank went on, {rate}: the job is slow at most, not hung",
+        "partly": f"{ranks_phrase(advanced)} went on, {rate}" if advanced else "no rank went on",
+        "working": "no rank made a call, but not all of them stand still: one works while the others wait for it",
+        "hung": "no rank went on and no main thread moved: the job hangs",
+        "unknown": "too little was told to say whether the job goes on",
+    }[progress.verdict]
+    yield f"Within {progress.seconds:.3g} s {verdict}."
+    if progress.verdict in ("moving", "unknown"):
+        return
+    for states, words in (
+        (("active",), "made no call, but its main thread moved"),
+        (("still",), "did not move"),
+        (("restarted",), "counts from the beginning: it was started again"),
+        (("unknown",), "did not tell enough"),
+    ):
+        yield from _state_lines(progress, states, words)
+
+
+def _state_lines(progress: Progress, states: Any, words: str) -> Iterator[str]:
+    """Ranks that stand at the same place share a line."""
+    from rankscope.model.finding import ranks_phrase
+
+    ranks_at: dict[str, list[int]] = {}
+    for each in progress.ranks:
+        if each.state in states:
+            site = each.location
+            where = f", now at {site.file}:{site.line} in {site.function}" if site else ""
+            ranks_at.setdefault(where, []).append(each.rank)
+    for where, ranks in sorted(ranks_at.items(), key=lambda item: len(item[1]))[:_MAX_HOLES]:
+        yield f"  {ranks_phrase(ranks)} {words}{where}"

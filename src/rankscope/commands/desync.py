@@ -1,0 +1,180 @@
+"""`rankscope desync`: the desync report of a job that hangs right now, read from its own store."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from rankscope.commands import output
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from rankscope.commands.store_groups import Found
+    from rankscope.model.finding import Report
+    from rankscope.read.tcp_store import Address
+
+HELP = "report which ranks of a job that hangs now are behind, from the job's own key-value store"
+TIMEOUT_S = 10.0
+_TRACK_HINT = (
+    "start the job with rankscope record --desync, with rankscope.collect(desync=True), or on NCCL with "
+    "TORCH_NCCL_DESYNC_DEBUG=1"
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("address", metavar="HOST:PORT", help="MASTER_ADDR:MASTER_PORT of the job; [v6]:PORT is fine")
+    parser.add_argument("--group", default="", metavar="NAME", help="only the group of this name or description")
+    parser.add_argument(
+        "--world-size", type=_count, default=0, metavar="N", help="ranks of the job, where its store does not tell"
+    )
+    parser.add_argument("--prefix", default="", metavar="P", help="only keys of the store that begin so")
+    parser.add_argument(
+        "-o", "--output", metavar="FOLDER", help="keep what was read in this new folder, as Flight Recorder dumps"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait for each answer of the store (default: {TIMEOUT_S:.0f})",
+    )
+    output.add_output_options(parser)
+    parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
+    parser.add_argument("--no-source", action="store_true", help="leave out the lines of source code")
+
+
+def _count(text: str) -> int:
+    from argparse import ArgumentTypeError
+
+    if not text.isdecimal() or not 0 < int(text) < 1 << 17:
+        raise ArgumentTypeError(f"{text!r} is not a number of ranks")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    from argparse import ArgumentTypeError
+
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def run(args: Namespace) -> int:
+    import time
+
+    from rankscope.commands.diagnose import exit_code
+    from rankscope.commands.dump_folder import check_dump_folder
+    from rankscope.commands.store_dumps import make_dumps
+    from rankscope.commands.store_groups import Wanted, find_groups
+    from rankscope.read.tcp_store import TcpStore, parse_address
+
+    address = parse_address(args.address)
+    if args.output:
+        check_dump_folder(args.output)
+    with TcpStore(address, args.timeout) as store:
+        found = find_groups(store, Wanted(args.prefix, args.group, args.world_size))
+    if not found.groups:
+        raise _nothing_tracked(address, found, args)
+    now = time.time_ns()
+    report = _verdict(make_dumps(found.groups, now), address, args)
+    if args.json:
+        _print_json(found, report, address)
+    else:
+        _print_text(found, report, address, now, args)
+    if report is None:
+        return int(not all(tracked.state.is_in_step for tracked in found.groups))
+    return exit_code(report, "error")
+
+
+def _nothing_tracked(address: Address, found: Found, args: Namespace) -> Exception:
+    from rankscope.errors import InputError
+    from rankscope.model.finding import count_noun
+
+    where = f"the store at {address} holds {count_noun(found.n_keys, 'key')}"
+    if args.group or args.prefix:
+        asked = " and ".join(filter(None, (args.group and f"group {args.group}", args.prefix and f"{args.prefix}...")))
+        return InputError(f"{where}, but no state of collectives for {asked}", "leave out --group and --prefix")
+    return InputError(f"{where}, but no state of collectives: nothing tracks them in this job", _TRACK_HINT)
+
+
+def _verdict(dumps: dict[int, dict[str, Any]], address: Address, args: Namespace) -> Report | None:
+    """What the rules of the Flight Recorder say; None where the store does not tell who is in the groups."""
+    import msgspec
+
+    from rankscope import pipeline
+    from rankscope.commands.dump_folder import dump_folder, told_as_output
+    from rankscope.commands.loading import load_paths
+    from rankscope.commands.store_dumps import write_dumps
+
+    if not any(dump["entries"] for dump in dumps.values()):
+        return None
+    with dump_folder(args.output) as folder:
+        with told_as_output(folder):
+            write_dumps(dumps, folder)
+        report = _without_known_holes(pipeline.diagnose(load_paths([folder])))
+    if args.output:
+        return report
+    capture = msgspec.structs.replace(report.capture, paths=(str(address),))  # the folder is gone
+    return msgspec.structs.replace(report, capture=capture)
+
+
+def _without_known_holes(report: Report) -> Report:
+    """A store keeps the last call of each rank by design: that its earlier ones are absent is no news."""
+    import msgspec
+
+    kept = tuple(finding for finding in report.findings if finding.rule != "ring-too-small")
+    return msgspec.structs.replace(report, findings=kept)
+
+
+def _not_judged(found: Found) -> list[str]:
+    unknown = [tracked.group.name for tracked in found.groups if not tracked.group.ranks]
+    if not unknown:
+        return []
+    return [f"not judged: the store does not tell which ranks of the job are in group {', '.join(unknown)}"]
+
+
+def _print_json(found: Found, report: Report | None, address: Address) -> None:
+    from rankscope.collect.desync.report import report_record
+
+    groups = [
+        {**report_record(tracked.state), "tracker": "torch" if tracked.backend else "rankscope"}
+        for tracked in found.groups
+    ]
+    notes = [*found.notes, *_not_judged(found)]
+    output.print_json({"store": str(address), "groups": groups, "notes": notes, "report": report})
+
+
+def _print_text(found: Found, report: Report | None, address: Address, now: int, args: Namespace) -> None:
+    import sys
+
+    from rankscope.collect.desync.report import report_lines
+    from rankscope.render import Options, load_renderer
+    from rankscope.render.escape import escape
+
+    states = [tracked.state for tracked in found.groups]
+    lines = report_lines(states, f"read from the store at {address}", time_ns=now)
+    output.print_lines(map(escape, [*found.notes, *lines, *_not_judged(found), ""]))
+    if report is None:
+        return
+    options = Options(
+        color=output.wants_color(args.color, sys.stdout),
+        width=output.text_width(sys.stdout),
+        show_all=args.all,
+        source=not args.no_source,
+        base=os.getcwd(),
+        next_command=_next_command(report, args),
+    )
+    output.print_lines(load_renderer("txt")(report, options))
+
+
+def _next_command(report: Report, args: Namespace) -> str:
+    from rankscope.commands.diagnose import next_command
+
+    if report.findings or args.output:
+        return next_command(report)
+    return f"rankscope desync {args.address} -o FOLDER"

@@ -1,0 +1,115 @@
+"""Runs a command as a shell would: same input and output, signals passed on, its exit code given back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_STDIN = 0
+_SAME_SIGNAL_S = 0.25  # timeout(1) signals its child and then the child's group: torchrun would take that for two
+_KILLED = 128  # what shells add to the number of the signal that ended a command
+
+
+def run_job(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """The exit code of the command, 128 + n when signal n killed it. OSError: it cannot be started.
+
+    The job has its own process group: Ctrl-C on the terminal comes to us alone, and is passed on once, to all of it.
+    """
+    job = _Job()
+    previous = {number: signal.getsignal(number) for number in (*_PASSED_ON, signal.SIGTSTP)}
+    for number, handler in previous.items():
+        if handler is not signal.SIG_IGN:  # as nohup has set it: the job ignores it as well
+            signal.signal(number, job.suspend if number == signal.SIGTSTP else job.pass_on)
+    try:
+        sys.stdout.flush()
+        job.start(command, environment)
+        return job.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        job.give_terminal_back()
+
+
+class _Job:
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._group = 0
+        self._waiting: list[int] = []  # signals that came before there was a job
+        self._has_terminal = False
+        self._passed_on: dict[int, float] = {}  # signal -> when it came last
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        own_group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
+        self._process = subprocess.Popen([*command], env=dict(environment), **own_group)
+        self._group = self._process.pid
+        for number in self._waiting:
+            self._send(number)
+
+    def wait(self) -> int:
+        while True:
+            _, status = os.waitpid(self._group, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                code = os.waitstatus_to_exitcode(status)
+                if self._process is not None:
+                    self._process.returncode = code  # else it would still wait for it
+                return _KILLED - code if code < 0 else code
+            wants_terminal = os.WSTOPSIG(status) in (signal.SIGTTIN, signal.SIGTTOU)
+            if wants_terminal and _is_in_foreground():
+                _set_foreground(self._group)
+                self._has_terminal = True
+            else:
+                self._stop_with_it()
+            self._send(signal.SIGCONT)
+
+    def pass_on(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._passed_on.get(number, -_SAME_SIGNAL_S) < _SAME_SIGNAL_S:
+            return
+        self._passed_on[number] = now
+        if self._group:
+            self._send(number)
+        else:
+            self._waiting.append(number)
+
+    def suspend(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z: the job stops first, and waiting for it then stops us."""
+        self.pass_on(number, frame)
+
+    def give_terminal_back(self) -> None:
+        if self._has_terminal:
+            _set_foreground(os.getpgrp())
+            self._has_terminal = False
+
+    def _stop_with_it(self) -> None:
+        """Comes back when the shell has continued us."""
+        self.give_terminal_back()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _send(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._group, number)
+
+
+def _is_in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(_STDIN) == os.getpgrp()
+    except OSError:  # no terminal
+        return False
+
+
+def _set_foreground(group: int) -> None:
+    """Makes the group the one that may read from the terminal."""
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else it would stop us where we are in the background
+    try:
+        with suppress(OSError):
+            os.tcsetpgrp(_STDIN, group)
+    finally:
+        signal.signal(signal.SIGTTOU, before)

@@ -1,0 +1,68 @@
+"""What a run has collected, in a few lines: one per kind of file, one per problem."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from rankscope.collect import folders, leftovers, startup
+from rankscope.model.finding import count_noun, ranks_phrase
+
+_UNITS = ("bytes", "KB", "MB", "GB", "TB")
+_NOBODY = (
+    "nothing was collected: no process of the job that could be watched has imported torch",
+    "  a Python with -E, -I or -S, or a script that sets PYTHONPATH anew, cannot be watched",
+)
+
+
+def summary_lines(folder: Path, with_problems: bool) -> Iterator[str]:
+    parts = list(leftovers.all_parts(folder))
+    yield from _failures(folder)
+    if not parts:
+        yield from _NOBODY
+        return
+    yield f"collected into {folder}"
+    kinds: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    n_files: dict[str, int] = defaultdict(int)
+    for part in parts:
+        for record in part["got"]:
+            kinds[record["what"]][part["rank"]] += record["n_bytes"]
+            n_files[record["what"]] += 1
+    width = max(map(len, kinds), default=0)
+    for what, sizes in kinds.items():
+        counts = f"{count_noun(len(sizes), 'rank')}, {count_noun(n_files[what], 'file')}"
+        yield f"  {what.replace('_', ' '):{width}}  {counts}, {_size(sum(sizes.values()))}"
+    n_places = sum(any(place.glob("manifest.d/*.json")) for place in folders.places(folder))
+    if n_places > 1:
+        yield f"  ranks were started {n_places} times: the later ones are in attempt_1, ..."
+    if with_problems:
+        yield from _problems(parts)
+
+
+def _problems(parts: list[leftovers.Part]) -> Iterator[str]:
+    ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for part in parts:
+        for record in part["problems"]:
+            ranks[record["what"], record["problem"], record["hint"]].add(part["rank"])
+    n_ranks = len({part["rank"] for part in parts})
+    for (what, problem, hint), where in ranks.items():
+        whom = "" if len(where) == n_ranks else f" on {ranks_phrase(sorted(where))}"
+        yield f"  problem with {what.replace('_', ' ')}{whom}: {problem}"
+        if hint:
+            yield f"    = help: {hint}"
+
+
+def _failures(folder: Path) -> Iterator[str]:
+    """What failed before a process had become a rank."""
+    for note in sorted(folder.glob(startup.FAILURE.format(pid="*"))):
+        last = (note.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["?"])[-1]
+        yield f"the collector could not start in process {note.stem.rpartition('_')[2]}: {last} (see {note.name})"
+
+
+def _size(n_bytes: float) -> str:
+    for unit in _UNITS:
+        if n_bytes < 1000 or unit == _UNITS[-1]:
+            break
+        n_bytes /= 1000
+    return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.1f} {unit}"

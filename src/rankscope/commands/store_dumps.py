@@ -1,0 +1,129 @@
+"""What a job's store tells of its ranks, as Flight Recorder dumps: so that the rules of the recorder can judge it."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rankscope.commands.store_groups import Detail, TrackedGroup
+from rankscope.read.desync import P2P_OPS, LatestCall, recorder_entry
+
+_VERSION = "2.10"
+_MAX_ABSENT = 64
+_SHAPES = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
+
+Dump = dict[str, Any]
+
+
+def make_dumps(groups: Sequence[TrackedGroup], time_ns: int) -> dict[int, Dump]:
+    """By global rank. Groups whose members the store does not tell are left out."""
+    dumps: dict[int, Dump] = defaultdict(_empty_dump)
+    numbers: dict[int, dict[str, int]] = defaultdict(dict)  # of the groups that a rank is in, by their names
+    # Where both trackers know a group, rankscope's comes first: it tells more.
+    for tracked in sorted(groups, key=lambda each: bool(each.backend)):
+        if not tracked.group.ranks:
+            continue
+        entries = []
+        for place in _told_of(tracked):
+            rank, name = tracked.group.ranks[place], tracked.group.name
+            if name not in numbers[rank]:
+                numbers[rank][name] = len(numbers[rank])
+                entries += _add_rank(dumps[rank], tracked, place, numbers[rank][name], time_ns)
+        _add_members(dumps, tracked)
+        _drop_uneven_shapes(entries)
+    for dump in dumps.values():
+        dump["entries"].sort(key=lambda entry: entry["record_id"])
+    return dict(sorted(dumps.items()))
+
+
+def write_dumps(dumps: dict[int, Dump], folder: str) -> None:
+    for rank, dump in dumps.items():
+        with open(os.path.join(folder, f"rankscope_trace_rank_{rank}.json"), "xb") as file:
+            file.write(msgspec.json.encode(dump))
+
+
+def _empty_dump() -> Dump:
+    return {"version": _VERSION, "comm_lib_version": "", "pg_config": {}, "pg_status": {}, "entries": []}
+
+
+def _told_of(tracked: TrackedGroup) -> list[int]:
+    """The ranks of the group that get a dump. So many that never joined anything are as good as lost."""
+    absent = tracked.state.never_joined
+    return [*tracked.members, *(absent if len(absent) <= _MAX_ABSENT else ())]
+
+
+def _add_members(dumps: dict[int, Dump], tracked: TrackedGroup) -> None:
+    """Who is in the group is told by one rank that called in it, and by those that did not: that is their only word."""
+    group, told = tracked.group, _told_of(tracked)
+    config = {"name": group.name, "desc": group.desc, "ranks": str(list(group.ranks))}
+    for place in (*told[:1], *told[len(tracked.members) :]):
+        dumps[group.ranks[place]]["pg_config"][group.name] = config
+
+
+def _add_rank(dump: Dump, tracked: TrackedGroup, place: int, pg_id: int, time_ns: int) -> list[dict[str, Any]]:
+    """Where a rank stands in the group, and its latest call there, if it made one."""
+    group, detail = tracked.group, tracked.details.get(place)
+    member = tracked.members.get(place)
+    # Sequence numbers count from 1: who never joined is known to stand at 0.
+    last, finished = (member.seq, member.last_finished) if member else (0, 0)
+    if detail:
+        last, finished = max(last, detail.status.last_enqueued), max(finished, detail.status.last_completed)
+        dump["rankscope"] = _about(detail, time_ns)
+    counters = {"last_enqueued": last, "last_started": last, "last_completed": finished}
+    dump["pg_status"][str(pg_id)] = {f"{name}_collective": value for name, value in counters.items()}
+    if member is None:
+        return []
+    backend = tracked.backend or _backend(tracked)
+    call = LatestCall(group.name, group.desc, member.seq, member.op, member.is_finished, backend)
+    entry = _detailed(detail, call, pg_id) or recorder_entry(call, pg_id, time_ns)
+    dump["entries"].append(entry)
+    return [entry]
+
+
+def _backend(tracked: TrackedGroup) -> str:
+    names = (detail.entry.profiling_name for detail in tracked.details.values() if detail.entry)
+    return next((name.rpartition(":")[0] for name in names), "")
+
+
+def _about(detail: Detail, time_ns: int) -> dict[str, Any]:
+    return {
+        "rank": detail.rank,
+        "host": detail.host,
+        "world_size": detail.world_size,
+        "pid": detail.pid,
+        "written_ns": max(time_ns, detail.time_ns),
+    }
+
+
+def _detailed(detail: Detail | None, call: LatestCall, pg_id: int) -> dict[str, Any] | None:
+    """The call in full; None where the details are of an earlier one: they are told less often than the state."""
+    entry = detail.entry if detail else None
+    if (
+        entry is None
+        or entry.is_p2p != (call.op in P2P_OPS)
+        or entry.collective_seq_id < call.seq
+        or (entry.state == "completed" and not call.is_finished)
+    ):
+        return None
+    full: dict[str, Any] = msgspec.to_builtins(entry)
+    full.update(pg_id=pg_id, process_group=[call.group_name, call.group_desc])
+    if call.is_finished and entry.collective_seq_id == call.seq:
+        full.update(state="completed", retired=True)
+    return full
+
+
+def _drop_uneven_shapes(entries: Sequence[dict[str, Any]]) -> None:
+    """Where only some ranks tell the sizes of a collective, none are compared: absent is not different."""
+    by_seq: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for entry in entries:
+        if not entry["is_p2p"]:
+            by_seq[entry["collective_seq_id"]].append(entry)
+    for alike in by_seq.values():
+        is_told = [any(entry[name] for name in _SHAPES) for entry in alike]
+        if any(is_told) and not all(is_told):
+            for entry in alike:
+                entry.update((name, []) for name in _SHAPES)

@@ -1,0 +1,122 @@
+"""Numbers that the job told about its training, one JSON object per line -> the table of metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from rankscope.errors import BadFileError
+from rankscope.model.tables import MISSING, Table, Text
+from rankscope.read.files import Source
+
+NAME = "metrics"
+
+_SCHEMA = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.metrics/')
+_CUT_HINT = "the job was ended while writing, or the copy is incomplete: copy it again if the original is whole"
+_HINT = "give the files that `rankscope record` wrote"
+_MAX_HEADER = 1 << 16
+_MAX_NAME = 200
+
+_Whole = Annotated[int, msgspec.Meta(ge=MISSING, le=1 << 62)]
+
+
+class _Header(msgspec.Struct):
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class _Line(msgspec.Struct):
+    name: str
+    value: float | None = None
+    time_ns: _Whole = MISSING
+    step: _Whole = MISSING
+
+
+_decoder = msgspec.json.Decoder(_Line)
+
+
+def sniff(head: bytes, name: str) -> bool:
+    return bool(_SCHEMA.match(head))
+
+
+def read(source: Source) -> Iterator[Table]:
+    if source.n_bytes == 0:
+        raise BadFileError("is empty (0 bytes)", "the job was ended before it told a number")
+    chunks: list[bytes] = []
+    problem = ""
+    try:
+        with source.open() as stream:
+            rank = _rank(stream.readline(_MAX_HEADER))
+            while chunk := stream.read(1 << 14):
+                chunks.append(chunk)
+    except (OSError, EOFError, zlib.error) as error:
+        if not chunks:
+            raise BadFileError(f"cannot be unpacked ({error})", _CUT_HINT) from error
+        problem = f"cannot be unpacked to its end ({error})"
+    content = b"".join(chunks)
+    whole, _, rest = content.rpartition(b"\n")
+    lines, n_bad = _lines(whole)
+    if rest and not problem:
+        problem = "ends in the middle of a line"
+    if n_bad and not problem:
+        problem = f"has {n_bad:,} lines that are no metrics"
+    yield _table(source, rank, lines)
+    row = {**source.file_columns(), "source": NAME, "rank": rank, "host": "", "status": "read"}
+    if problem:
+        row.update(status="damaged", problem=problem, hint=_CUT_HINT)
+    yield Table.from_rows("files", [row])
+
+
+def _rank(line: bytes) -> int:
+    if not _SCHEMA.match(line):
+        raise BadFileError("does not begin as a file of metrics", _HINT)
+    try:
+        return msgspec.json.decode(line, type=_Header).rank
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise BadFileError(f"has a first line that does not tell its rank ({error})", _CUT_HINT) from error
+
+
+def _lines(content: bytes) -> tuple[list[_Line], int]:
+    """All lines at once where all are in order, else one by one, with the number of those that are not."""
+    try:
+        return _decoder.decode_lines(content), 0
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+        pass
+    found = [_line(line) for line in content.split(b"\n") if line.strip()]
+    return [line for line in found if line is not None], found.count(None)
+
+
+def _line(content: bytes) -> _Line | None:
+    try:
+        return _decoder.decode(content)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+        pass
+    try:  # a loss that is not a number is written as NaN, which only Python's own parser takes
+        return msgspec.convert(json.loads(content), _Line)
+    except (ValueError, RecursionError, msgspec.ValidationError):
+        return None
+
+
+def _table(source: Source, rank: int, lines: list[_Line]) -> Table:
+    n_rows = len(lines)
+    return Table(
+        "metrics",
+        {
+            "file_id": np.full(n_rows, source.file_id, np.int32),
+            "rank": np.full(n_rows, rank, np.int32),
+            "time_ns": _column((line.time_ns for line in lines), np.int64, n_rows),
+            "step": _column((line.step for line in lines), np.int64, n_rows),
+            "name": Text.encode(line.name[:_MAX_NAME] for line in lines),
+            "value": _column((math.nan if line.value is None else line.value for line in lines), np.float64, n_rows),
+        },
+    )
+
+
+def _column(values: Iterable[float], kind: Any, n_rows: int) -> Any:
+    return np.fromiter(values, kind, n_rows)
