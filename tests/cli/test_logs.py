@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.cli import main
-from rankscope.collect.log_names import ask_torch, is_well_formed, split_names
+from rankscope.collect.launching.log_names import ask_torch, is_well_formed, split_names
 
 REGISTRY = """
 class log_registry:

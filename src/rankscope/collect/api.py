@@ -14,12 +14,12 @@ from types import TracebackType
 from typing import Any
 
 from rankscope.collect import run as runs
-from rankscope.collect import steps
+from rankscope.collect.profile import steps
 from rankscope.collect.run import Run
 from rankscope.collect.settings import Settings
 from rankscope.collect.telling import tell_line
 
-_STARTUP = "rankscope.collect.startup"
+_STARTUP = "rankscope.collect.launching.startup"
 _ENDS_IN_ORDER = (SystemExit, GeneratorExit)
 # torch reads these when the first process group is made; all else is set where it is collected.
 _OF_RECORDER = ("TORCH_FR_", "TORCH_NCCL_")
@@ -110,7 +110,8 @@ class Collection:
 
 def _begin(wanted: Settings, undo: list[Callable[[], object]]) -> Run:
     """The steps are noted in `undo` as they are made: they are taken back from the last to the first."""
-    from rankscope.collect import folders, manifest, startup
+    from rankscope.collect import manifest
+    from rankscope.collect.launching import folders, startup
 
     run_id = wanted.run_id or folders.job_run_id()
     base = folders.claim(wanted.folder, run_id)
@@ -147,7 +148,7 @@ def _write_about(run: Run, about: dict[str, Any]) -> None:
 
 
 def _set_environment(wanted: Settings) -> Callable[[], object]:
-    from rankscope.collect.launch import job_environment
+    from rankscope.collect.launching.environment import job_environment
 
     wishes = job_environment(wanted).variables.items()
     added = {name: value for name, value in wishes if name.startswith(_OF_RECORDER) and name not in os.environ}

@@ -37,16 +37,16 @@ _HINTS = {
 # close the other way round.
 PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("rankscope.collect.clock", "Clock", ("recorder", "desync", "kineto")),
-    ("rankscope.collect.stacks", "Stacks", ("stacks",)),
+    ("rankscope.collect.dumps.stacks", "Stacks", ("stacks",)),
     ("rankscope.collect.desync.tracker", "Tracker", ("desync",)),
-    ("rankscope.collect.recorder", "Recorder", ("recorder",)),
-    ("rankscope.collect.endings", "Endings", ("stacks", "recorder", "desync")),
-    ("rankscope.collect.watchdog", "Watchdog", ("stacks", "recorder", "desync")),
+    ("rankscope.collect.dumps.recorder", "Recorder", ("recorder",)),
+    ("rankscope.collect.dumps.endings", "Endings", ("stacks", "recorder", "desync")),
+    ("rankscope.collect.dumps.watchdog", "Watchdog", ("stacks", "recorder", "desync")),
     ("rankscope.collect.metrics", "Metrics", ("metrics",)),
-    ("rankscope.collect.profiling", "Profiling", ("execution_trace", "kineto")),
-    ("rankscope.collect.torch_logs", "TorchLogs", ("logs", "compile_log")),
-    ("rankscope.collect.nsys", "Nsys", ("nsys",)),
-    ("rankscope.collect.debug_server", "DebugServer", ("debug_port",)),
+    ("rankscope.collect.profile.profiling", "Profiling", ("execution_trace", "kineto")),
+    ("rankscope.collect.launching.torch_logs", "TorchLogs", ("logs", "compile_log")),
+    ("rankscope.collect.launching.nsys", "Nsys", ("nsys",)),
+    ("rankscope.collect.debug.server", "DebugServer", ("debug_port",)),
 )
 
 

@@ -10,7 +10,7 @@ from rankscope.errors import InputError, UsageError
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from rankscope.collect.log_names import LogName, LogNames
+    from rankscope.collect.launching.log_names import LogName, LogNames
 
 HELP = "list the names that TORCH_LOGS and rankscope record --logs take"
 
@@ -39,7 +39,7 @@ def run(args: Namespace) -> int:
 def _ask(python: str | None) -> LogNames:
     import sys
 
-    from rankscope.collect.log_names import ask_torch
+    from rankscope.collect.launching.log_names import ask_torch
 
     try:
         return ask_torch(python or sys.executable)

@@ -68,7 +68,7 @@ def _add_profiling_options(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from rankscope.collect import folders, leftovers
+    from rankscope.collect.launching import folders, leftovers
     from rankscope.commands.record_summary import summary_lines
     from rankscope.model.finding import ranks_phrase
 
@@ -157,7 +157,7 @@ def _seconds(text: str) -> float:
 
 
 def _check_command(command: list[str]) -> None:
-    from rankscope.collect.launch import find_program
+    from rankscope.collect.launching.environment import find_program
 
     if not command:
         raise UsageError("there is no command to run", "rankscope record -o traces -- torchrun ... train.py")
@@ -169,8 +169,8 @@ def _check_command(command: list[str]) -> None:
 def _check_logs(logs: str, command: list[str]) -> None:
     """A name that torch does not know would cost the logs of the whole run."""
     from rankscope.cli import did_you_mean
-    from rankscope.collect.launch import job_python
-    from rankscope.collect.log_names import ask_torch, is_well_formed, split_names
+    from rankscope.collect.launching.environment import job_python
+    from rankscope.collect.launching.log_names import ask_torch, is_well_formed, split_names
 
     if not logs:
         return
@@ -194,7 +194,7 @@ def _check_logs(logs: str, command: list[str]) -> None:
 def _claim(base: str, run_id: str) -> Path:
     from pathlib import Path
 
-    from rankscope.collect import folders
+    from rankscope.collect.launching import folders
 
     try:
         folder = folders.claim(Path(base).absolute(), run_id)
@@ -221,8 +221,9 @@ def _run_job(command: list[str], wanted: Settings, about: dict[str, Any]) -> int
     import shutil
     from pathlib import Path
 
-    from rankscope.collect import manifest, nsys
-    from rankscope.collect.launch import job_environment
+    from rankscope.collect import manifest
+    from rankscope.collect.launching import nsys
+    from rankscope.collect.launching.environment import job_environment
     from rankscope.commands.job_process import run_job
 
     environment = job_environment(wanted)
@@ -241,7 +242,7 @@ def _diagnose(folder: Path) -> None:
     from contextlib import redirect_stdout
 
     from rankscope.cli import build_parser
-    from rankscope.collect.folders import places
+    from rankscope.collect.launching.folders import places
     from rankscope.collect.manifest import read_parts
 
     written = [place for place in places(folder) if read_parts(place)]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from rankscope.collect import folders, leftovers, startup
+from rankscope.collect.launching import folders, leftovers, startup
 from rankscope.model.finding import count_noun, ranks_phrase
 
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")

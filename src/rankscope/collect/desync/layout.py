@@ -135,7 +135,7 @@ def op_name(call: Call) -> str:
 
 def frames(stack: Frames) -> list[dict[str, Any]]:
     """Innermost first. torch's own frames at the inner end are left out: they tell what the entry tells already."""
-    found = [
+    found: list[dict[str, Any]] = [
         {"name": code.co_name, "filename": code.co_filename, "line": _line(code, offset)}
         for code, offset in zip(stack[::2], stack[1::2], strict=True)
         if isinstance(code, CodeType) and isinstance(offset, int)

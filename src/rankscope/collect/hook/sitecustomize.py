@@ -38,7 +38,7 @@ class TorchWatcher:
             import rankscope  # noqa: F401 - while there is somebody who finds it
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        from rankscope.collect import startup
+        from rankscope.collect.launching import startup
 
         startup.watch()
 
@@ -90,7 +90,7 @@ def _begin() -> None:
     if "torch" in sys.modules:  # a .pth file of the environment was earlier
         watcher.torch_is_imported()
     if '"nsys":true' in os.environ["RANKSCOPE_COLLECT"]:
-        from rankscope.collect import nsys
+        from rankscope.collect.launching import nsys
 
         nsys.wrap_this_process()
 

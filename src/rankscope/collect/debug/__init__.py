@@ -1,0 +1,1 @@
+"""torch's own debug server in a job, which `rankscope attach` asks."""

@@ -1,0 +1,262 @@
+"""Finds out whether a process of the job is a rank, and which one. Only then is anything collected in it.
+
+A rank is who torchrun says is one, who initialises torch.distributed, or who trains alone. Workers of a DataLoader,
+compilers and other children of a rank have its environment, but are none; torchrun itself is none either.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from rankscope.collect.launching import folders, torch_logs
+from rankscope.collect.launching.nsys import main_module
+from rankscope.collect.profile import steps
+from rankscope.collect.run import Run, set_current
+from rankscope.collect.settings import Settings, from_environment
+
+RANK_PID = "RANKSCOPE_RANK_PID"  # `pid:world size` of the rank that a process descends from
+TORCH_PID = "RANKSCOPE_TORCH_PID"  # of the first process above that imported torch
+FAILURE = "startup_failure_{pid}.txt"
+# What the launcher has set -> what torch before 2.10 may call it.
+OLDER_NAMES = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+_FIRST_WITH_NEWER_NAMES = (2, 10)
+# Set for the whole run; a later attempt has a folder of its own.
+_PLACED = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_TRACE")
+
+
+class Identity(NamedTuple):
+    rank: int
+    world_size: int
+    local_rank: int
+
+
+ALONE = Identity(0, 1, 0)
+
+
+class Candidate:
+    """A process that has imported torch and may turn out to be a rank."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.run: Run | None = None
+        self._pid, self._started_ns = os.getpid(), time.time_ns()
+        self._lock = threading.RLock()
+        self._is_first = _first_number(os.environ.get(TORCH_PID, "")) in (0, self._pid)
+        self._excepthook = sys.excepthook
+
+    def watch(self) -> None:
+        os.environ.setdefault(TORCH_PID, str(self._pid))
+        _set_older_names()
+        torch_logs.begin_early(self.settings)
+        steps.install(self.step_ended)
+        watch_init_process_group(lambda: _guarded(self.settings, self.joined))
+        sys.excepthook = self._on_exception
+        atexit.register(self.process_ends)
+        os.register_at_fork(after_in_child=self._forked)
+        if _is_worker_of_torchrun() and not _rank_above():
+            self.begin()
+
+    def begin(self) -> Run | None:
+        """The process is a rank."""
+        with self._lock:
+            if self.run is None:
+                who = identity()
+                place = self._place(who.rank)
+                os.environ[RANK_PID] = f"{os.getpid()}:{who.world_size}"
+                self.run = Run(dataclasses.replace(self.settings, folder=str(place)))
+                set_current(self.run)
+                self.run.begin(*who)
+            return self.run
+
+    def begin_alone(self) -> Run | None:
+        """The process trains; it is a rank unless a process above it is one."""
+        return self.run or (None if _rank_above() else self.begin())
+
+    def step_ended(self) -> None:
+        run = self.run or _guarded(self.settings, self.begin_alone)
+        if run is not None:
+            run.step()
+
+    def joined(self) -> None:
+        """torch.distributed has been initialised here."""
+        above = _rank_above()
+        if self.run is not None:
+            self.run.joined()
+        elif not above or (above.world_size == 1 and identity().world_size > 1):
+            self.begin()  # which finds out by itself that there are groups
+
+    def process_ends(self) -> None:
+        run = _guarded(self.settings, self._begin_at_end)
+        if run is not None:
+            run.finish()
+
+    def _begin_at_end(self) -> Run | None:
+        """What imported torch and was no rank until now is one: a script without training, or that failed before."""
+        return self.begin() if self.run is None and self._is_main_program() else None
+
+    def _place(self, rank: int) -> Path:
+        folder = Path(self.settings.folder)
+        try:
+            place = folders.claim_rank(folder, rank, folders.restart_count())
+        except OSError:
+            return folder  # the run tells what is wrong with it
+        if place != folder:
+            for name in _PLACED:
+                if os.environ.get(name, "").startswith(f"{folder}{os.sep}"):
+                    os.environ[name] = os.environ[name].replace(str(folder), str(place), 1)
+        return place
+
+    def _is_main_program(self) -> bool:
+        """Of the job; not one that it started, not one of torch's own, and not a launcher."""
+        return (
+            os.getpid() == self._pid
+            and self._is_first
+            and not _rank_above()
+            and not folders.is_spawned()
+            and not _is_part_of_torch()
+            and "torch.distributed.run" not in sys.modules
+            and not folders.has_rank_since(Path(self.settings.folder), self._started_ns)
+        )
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        has_begun = _guarded(self.settings, self._begin_at_end) is not None
+        if has_begun and sys.excepthook != self._on_exception:
+            sys.excepthook(kind, error, trace)  # a part's own, which ends with this one
+        else:
+            self._excepthook(kind, error, trace)
+
+    def _forked(self) -> None:
+        """A child of a rank is none, but has its objects; a child of a process that is none may become one."""
+        self._lock = threading.RLock()  # another thread may have held it
+        self.run = None
+        set_current(None)
+
+
+_candidate: Candidate | None = None
+
+
+def watch() -> None:
+    """torch has just been imported."""
+    global _candidate
+    settings = from_environment()
+    if settings is not None and _candidate is None:
+        _candidate = Candidate(settings)
+        _guarded(settings, _candidate.watch)
+
+
+def run_of_training() -> Run | None:
+    """The run of a process that says by itself that it trains; None where nothing is collected."""
+    if _candidate is None:
+        return None
+    run: Run | None = _candidate.run or _guarded(_candidate.settings, _candidate.begin_alone)
+    return run
+
+
+def _guarded(settings: Settings, function: Callable[[], Any]) -> Any:
+    """Nothing reaches the job. What failed is left in the folder, for the launcher to tell."""
+    try:
+        return function()
+    except Exception:
+        told = traceback.format_exc()
+        with contextlib.suppress(OSError):  # the folder is gone or full: the launcher will see that nothing is there
+            note = Path(settings.folder) / FAILURE.format(pid=os.getpid())
+            note.write_text(told, encoding="utf-8", errors="backslashreplace")
+        return None
+
+
+def _set_older_names() -> None:
+    version = str(getattr(sys.modules.get("torch"), "__version__", "")).split(".")[:2]
+    if all(map(str.isdecimal, version)) and tuple(map(int, version)) < _FIRST_WITH_NEWER_NAMES:
+        for newer, older in OLDER_NAMES.items():
+            if newer in os.environ:
+                os.environ.setdefault(older, os.environ[newer])
+
+
+def watch_init_process_group(joined: Callable[[], object]) -> Callable[[], None]:
+    """Calls `joined` whenever torch.distributed has been initialised, until what is returned is called."""
+    import torch.distributed
+
+    if not torch.distributed.is_available():
+        return lambda: None
+    original = torch.distributed.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        with contextlib.suppress(Exception):
+            joined()
+        return result
+
+    _replace_in_torch(original, init_process_group)
+    return lambda: _replace_in_torch(init_process_group, original)
+
+
+def _replace_in_torch(old: Callable[..., Any], new: Callable[..., Any]) -> None:
+    """In every module of torch that has imported the function by its name."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.distributed") and vars(module).get("init_process_group") is old:
+            module.init_process_group = new  # type: ignore[attr-defined]
+
+
+def identity() -> Identity:
+    """By torch.distributed where it is initialised, else by the environment, else alone."""
+    import torch.distributed as dist
+
+    local_rank = _number("LOCAL_RANK")
+    if dist.is_available() and dist.is_initialized():
+        rank = dist.get_rank()
+        return Identity(rank, dist.get_world_size(), rank if local_rank is None else local_rank)
+    rank, world_size = _number("RANK"), _number("WORLD_SIZE")
+    if rank is None or world_size is None or rank >= world_size:
+        return ALONE
+    return Identity(rank, world_size, local_rank or 0)
+
+
+def _is_worker_of_torchrun() -> bool:
+    """Operators of clusters set RANK for torchrun itself, too, but not LOCAL_RANK."""
+    numbers = (_number("RANK"), _number("WORLD_SIZE"), _number("LOCAL_RANK"))
+    return None not in numbers and not _is_part_of_torch()
+
+
+class RankAbove(NamedTuple):
+    pid: int
+    world_size: int
+
+
+def _rank_above() -> RankAbove | None:
+    """The rank that started this process, or the process that did."""
+    pid, _, world_size = os.environ.get(RANK_PID, "").partition(":")
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return None
+    return RankAbove(int(pid), _first_number(world_size))
+
+
+def _is_part_of_torch() -> bool:
+    """`python -m torch.distributed.run` and the like, and the processes that compile for torch."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    torch_folder = os.path.dirname(getattr(sys.modules.get("torch"), "__file__", None) or "?")
+    return main.startswith(torch_folder + os.sep) or main_module(sys.orig_argv).startswith("torch.")
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def _first_number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0

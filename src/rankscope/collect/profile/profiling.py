@@ -1,0 +1,163 @@
+"""Execution trace and Kineto trace of a few steps, started and stopped together so that they can be linked."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Generator
+from typing import NamedTuple
+
+from rankscope.collect.metrics import Metrics
+from rankscope.collect.part import Part
+from rankscope.collect.profile.session import Session
+from rankscope.collect.profile.sharing import Sharing
+from rankscope.collect.run import Run
+
+_Steps = Generator[None, None, None]  # each `yield` lets one training step of the job pass
+
+
+class _Plan(NamedTuple):
+    """What is recorded over one range of steps; an empty name: not recorded."""
+
+    n_steps: int
+    execution_trace: str
+    kineto: str
+
+
+class Profiling(Part):
+    NAME = "profiling"
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._sharing = Sharing(self._make_room)
+        self._session: Session | None = None  # from its preparation to its end
+        self._script = self._follow_settings()
+        self._is_done = False
+
+    def start(self) -> None:
+        self._sharing.install()
+        self._advance()
+
+    def step(self, number: int) -> None:
+        if not self._is_done:
+            self._advance()
+
+    def dump(self, reason: str) -> None:
+        """Only the thread that trains could end a recording, and it is not the one that dumps."""
+        session = self._session
+        if session is not None and session.is_recording and reason == "SIGTERM":
+            self.run.problem(self.NAME, f"{session.names()} lost: SIGTERM came while they were recorded")
+
+    def close(self) -> None:
+        """The job ends: what is being recorded is kept, with the steps that it has."""
+        session, self._session = self._session, None
+        with self._sharing.by_us():
+            if session is None:
+                self._tell_what_lacks()
+            elif not session.is_in_own_thread():
+                self.run.problem(self.NAME, f"{session.names()} lost: the job ended in another thread than its steps")
+            elif session.is_recording and session.n_steps:
+                self._end_early(session)
+            else:
+                session.drop()
+                self._tell_what_lacks()
+        self._script.close()
+        self._sharing.remove()
+
+    def _advance(self) -> None:
+        """Does what is due between the step that has ended and the next one."""
+        if self._session is not None and not self._session.is_in_own_thread():
+            return  # a job that trains in several threads: torch's profiler belongs to the one it was started in
+        began = time.monotonic_ns()
+        try:
+            with self._sharing.by_us():
+                next(self._script)
+        except StopIteration:
+            self._is_done = True
+            self._sharing.remove()
+        except Exception:
+            self._clean_up()
+            raise
+        metrics = self.run.part(Metrics.NAME)
+        if isinstance(metrics, Metrics):
+            metrics.leave_out(time.monotonic_ns() - began)
+
+    def _follow_settings(self) -> _Steps:
+        settings, rank = self.run.settings, self.run.rank
+        for cycle in range(1, max(settings.repeat, 1) + 1):
+            folder = f"cycle_{cycle}/" if cycle > 1 else ""
+            kineto = f"{folder}kineto_trace_{rank}.json" if settings.kineto else ""
+            execution_trace = f"{folder}torch_et_{rank}.json" if settings.execution_trace else ""
+            for _ in range(settings.wait):
+                yield
+            if settings.active > 0:
+                yield from self._record(_Plan(settings.active, execution_trace, kineto))
+            if kineto and execution_trace and settings.clean > 0:
+                yield from self._record(_Plan(settings.clean, "", f"{folder}kineto_clean_{rank}.json"))
+
+    def _record(self, plan: _Plan) -> _Steps:
+        """Again and again, until no profiler of the job's own has come between."""
+        while True:
+            while self._sharing.is_taken():
+                self.run.problem(self.NAME, "recording waited for a profiler of the job's own code to end")
+                yield
+            self._session = session = Session(self.run, plan.execution_trace, plan.kineto)
+            yield from self._run_session(session, plan.n_steps)
+            self._session = None
+            if not session.is_lost:
+                session.keep()
+                return
+            session.drop()
+
+    def _run_session(self, session: Session, n_steps: int) -> _Steps:
+        session.prepare()
+        for _ in range(self.run.settings.warmup):
+            yield
+            if session.is_lost:
+                return
+        session.start()
+        for _ in range(n_steps):
+            session.mark(self.run.n_steps + 1)
+            yield
+            if session.is_lost:
+                return
+            session.end_step()
+        session.stop()
+
+    def _make_room(self) -> None:
+        """A profiler of the job's own code is about to start."""
+        session = self._session
+        if session is None or session.is_lost:
+            return
+        self.run.problem(
+            self.NAME,
+            f"in step {self.run.n_steps + 1} the job's own code started a profiler: recording stopped, to begin anew",
+        )
+        session.give_way()
+
+    def _end_early(self, session: Session) -> None:
+        session.stop()
+        session.keep()
+        whole = "1 whole step" if session.n_steps == 1 else f"{session.n_steps} whole steps"
+        self.run.problem(self.NAME, f"the job ended while it was recorded: {session.names()} cover {whole}")
+
+    def _tell_what_lacks(self) -> None:
+        if self._is_done:
+            return
+        settings, n_steps = self.run.settings, self.run.n_steps
+        if not n_steps:
+            problem, hint = "no training step was seen", "call rankscope.step() at the end of each training step"
+        else:
+            problem = f"the job ended after {n_steps} steps, before all was recorded that was asked for"
+            hint = (
+                f"the first {settings.wait + settings.warmup} steps are not recorded: "
+                "ask for a smaller wait, or for fewer active steps"
+            )
+        self.run.problem(self.NAME, problem, hint)
+
+    def _clean_up(self) -> None:
+        session, self._session = self._session, None
+        with contextlib.suppress(Exception), self._sharing.by_us():
+            if session is not None:
+                session.drop()
+        self._sharing.remove()
