@@ -47,6 +47,7 @@ bench: $(WITH_TORCH) $(PACKAGE)
 	$(BIN)/python bench/kineto.py
 	$(BIN)/python bench/compile_log.py
 	$(BIN)/python bench/execution_trace.py
+	$(BIN)/python bench/collect.py
 
 clean:
 	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

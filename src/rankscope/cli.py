@@ -114,6 +114,8 @@ def _run(arguments: list[str]) -> int:
 def with_default_command(arguments: list[str]) -> list[str]:
     """A path in the place of a command means diagnose; a word that is neither gets a hint, not a guess."""
     first = arguments[0]
+    if arguments == [first] and first in COMMANDS and os.path.isdir(first):
+        sys.stderr.write(f"note: {first} is a command; to diagnose the folder of that name: rankscope ./{first}\n")
     if first in COMMANDS or first in ("-h", "--help", "--version"):
         return arguments
     if not first.startswith("-") and not _looks_like_path(first):

@@ -38,10 +38,13 @@ def test_an_existing_path_is_diagnosed(tmp_path: Path, monkeypatch: pytest.Monke
     assert with_default_command(["traces"]) == ["diagnose", "traces"]
 
 
-def test_a_command_wins_over_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_wins_over_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "explain").mkdir()
     assert with_default_command(["explain"]) == ["explain"]
+    assert "to diagnose the folder of that name: rankscope ./explain" in capsys.readouterr().err
     assert with_default_command(["./explain"]) == ["diagnose", "./explain"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.e2e
 
 SOURCE = Path(rankscope.__path__[0]).parent
+ROOT = Path(__file__).resolve().parents[2]
 JOB = str(JOBS / "recorded.py")
 TORCHRUN = os.path.join(os.path.dirname(sys.executable), "torchrun")
 FREE_PORT = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
@@ -84,10 +86,12 @@ def test_a_script(tmp_path: Path) -> None:
     assert "Next: rankscope " in done.err  # the diagnosis
 
 
-def test_torchrun(tmp_path: Path) -> None:
-    folder = tmp_path / "t"
+def test_torchrun_as_the_readme_has_it(tmp_path: Path) -> None:
+    (line,) = re.findall(r"(?m)^rankscope record (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert line == "-o traces/ -- torchrun --nproc-per-node 8 train.py"
+    folder = tmp_path / "traces"
     job = ("--", TORCHRUN, *FREE_PORT, "--nproc-per-node", "2", JOB)
-    done = end(start("-o", str(folder), "--no-diagnose", "--only", "metrics,recorder,kineto", *job))
+    done = end(start("-o", "traces/", "--no-diagnose", "--only", "metrics,recorder,kineto", *job, cwd=tmp_path))
     assert done.code == 0
     assert ranks_of(folder) == [(0, 2), (1, 2)]
     kinds = ("kineto_trace_{}.json", "metrics_{}.jsonl", "nccl_trace_rank_{}")
