@@ -104,6 +104,23 @@ def test_the_report_and_the_verdict(ask: Callable[..., Answer]) -> None:
     assert answer.err == ""
 
 
+def test_the_culprit_is_where_its_main_thread_is_now(ask: Callable[..., Answer]) -> None:
+    values = tracked(WORLD, behind=1)
+    key = detail_key(f"{GROUP}0", 1)
+    detail = json.loads(values[key])
+    now = [
+        ("wait\n=== rankscope stacks", 'C:\\"odd"\n.py', 3),
+        ("load", "/job/data.py", 31),
+        ("train", "/job/train.py", 9),
+    ]
+    detail["now"] = [{"name": name, "filename": file, "line": line} for name, file, line in now[1:]]
+    answer = ask({**values, key: encode_detail(detail)})
+    assert "--> /job/data.py:31 in load" in answer.out
+    assert "the main thread of rank 1 is in load (data.py:31)" in answer.out
+    detail["now"] = [{"name": name, "filename": file, "line": line} for name, file, line in now]
+    assert ask({**values, key: encode_detail(detail)}).code == 1, "text of a store cannot make sections of its own"
+
+
 def test_the_same_as_json(ask: Callable[..., Answer]) -> None:
     record = ask(tracked(WORLD, behind=1), "--json").json
     [group] = record["groups"]

@@ -39,10 +39,27 @@ def test_the_store_is_told_what_has_changed_and_details_of_what_stands_still() -
     assert (detail["rank"], detail["group"]["name"], detail["entry"]["collective_seq_id"]) == (3, "0", 2)
     assert detail["status"] == {"last_enqueued": 2, "last_completed": 1}
     assert detail["entry"]["frames"]
+    here = test_the_store_is_told_what_has_changed_and_details_of_what_stands_still.__name__
+    assert here in [frame["name"] for frame in detail["now"]], "where the main thread is"
     job.calls.waited(handle)
     writer.write()
     assert store.values["0_1_trace_end"] == store.values["0_1_trace_start"] == encode_state(2, "ALLREDUCE")
     assert not problems
+
+
+def test_details_are_told_again_while_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, store = Job(), Stored()
+    writer = Writer(job.calls, OneStore(store), SPEAKER, lambda problem: None)
+    job.call(work=(handle := Handle()))
+    writer.write(is_urgent=True)
+    first = store.values["0_1_rankscope"]
+    writer.write(is_urgent=True)
+    assert store.values["0_1_rankscope"] == first
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 60)
+    writer.write(is_urgent=True)
+    assert json.loads(store.values["0_1_rankscope"])["time_ns"] > json.loads(first)["time_ns"]
+    assert not handle.is_completed()
 
 
 def test_a_transfer_goes_by_the_number_of_the_collective_before_it() -> None:

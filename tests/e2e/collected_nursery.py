@@ -21,7 +21,7 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401 - the first step of an optimizer would import it
 
-from rankscope.collect import startup
+from rankscope.collect.launching import startup
 
 LIMIT_S = 60
 

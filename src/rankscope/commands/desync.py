@@ -69,7 +69,7 @@ def run(args: Namespace) -> int:
 
     from rankscope.commands.diagnose import exit_code
     from rankscope.commands.dump_folder import check_dump_folder
-    from rankscope.commands.store_dumps import make_dumps
+    from rankscope.commands.store_dumps import make_dumps, make_stacks
     from rankscope.commands.store_groups import Wanted, find_groups
     from rankscope.read.tcp_store import TcpStore, parse_address
 
@@ -81,7 +81,7 @@ def run(args: Namespace) -> int:
     if not found.groups:
         raise _nothing_tracked(address, found, args)
     now = time.time_ns()
-    report = _verdict(make_dumps(found.groups, now), address, args)
+    report = _verdict(make_dumps(found.groups, now), make_stacks(found.groups), address, args)
     if args.json:
         _print_json(found, report, address)
     else:
@@ -102,20 +102,22 @@ def _nothing_tracked(address: Address, found: Found, args: Namespace) -> Excepti
     return InputError(f"{where}, but no state of collectives: nothing tracks them in this job", _TRACK_HINT)
 
 
-def _verdict(dumps: dict[int, dict[str, Any]], address: Address, args: Namespace) -> Report | None:
+def _verdict(
+    dumps: dict[int, dict[str, Any]], stacks: dict[int, str], address: Address, args: Namespace
+) -> Report | None:
     """What the rules of the Flight Recorder say; None where the store does not tell who is in the groups."""
     import msgspec
 
     from rankscope import pipeline
     from rankscope.commands.dump_folder import dump_folder, told_as_output
     from rankscope.commands.loading import load_paths
-    from rankscope.commands.store_dumps import write_dumps
+    from rankscope.commands.store_dumps import write_files
 
     if not any(dump["entries"] for dump in dumps.values()):
         return None
     with dump_folder(args.output) as folder:
         with told_as_output(folder):
-            write_dumps(dumps, folder)
+            write_files(dumps, stacks, folder)
         report = _without_known_holes(pipeline.diagnose(load_paths([folder])))
     if args.output:
         return report

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from rankscope.collect.dumps.stacks import section_header
 from rankscope.commands.store_groups import Detail, TrackedGroup
 from rankscope.read.desync import P2P_OPS, LatestCall, recorder_entry
 
 _VERSION = "2.10"
+_MAIN_THREAD = "Thread 0x0000000000000001 [MainThread] (most recent call first):"
 _MAX_ABSENT = 64
 _SHAPES = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
 
@@ -40,10 +42,34 @@ def make_dumps(groups: Sequence[TrackedGroup], time_ns: int) -> dict[int, Dump]:
     return dict(sorted(dumps.items()))
 
 
-def write_dumps(dumps: dict[int, Dump], folder: str) -> None:
-    for rank, dump in dumps.items():
-        with open(os.path.join(folder, f"rankscope_trace_rank_{rank}.json"), "xb") as file:
-            file.write(msgspec.json.encode(dump))
+def make_stacks(groups: Sequence[TrackedGroup]) -> dict[int, str]:
+    """By global rank: where its main thread was when it last told the store, in the layout of stacks_<rank>.txt."""
+    newest: dict[int, Detail] = {}
+    for tracked in groups:
+        for detail in tracked.details.values():
+            if detail.now and (detail.rank not in newest or newest[detail.rank].time_ns < detail.time_ns):
+                newest[detail.rank] = detail
+    return {rank: _section(detail) for rank, detail in sorted(newest.items())}
+
+
+def _section(detail: Detail) -> str:
+    lines = [section_header(detail.rank, detail.pid, detail.time_ns / 1e9, "told by the job's store"), _MAIN_THREAD]
+    lines += [
+        f'  File "{_one_line(frame.filename)}", line {frame.line} in {_one_line(frame.name)}' for frame in detail.now
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.replace('"', "'").split())
+
+
+def write_files(dumps: Mapping[int, Dump], stacks: Mapping[int, str], folder: str) -> None:
+    contents = {f"rankscope_trace_rank_{rank}.json": msgspec.json.encode(dump) for rank, dump in dumps.items()}
+    contents |= {f"stacks_{rank}.txt": text.encode("utf-8", "replace") for rank, text in stacks.items()}
+    for name, content in contents.items():
+        with open(os.path.join(folder, name), "xb") as file:
+            file.write(content)
 
 
 def _empty_dump() -> Dump:

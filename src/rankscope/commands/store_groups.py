@@ -84,6 +84,7 @@ class Detail(msgspec.Struct):
     pid: int = 0
     entry: Entry | None = None
     status: Counters = msgspec.field(default_factory=Counters)
+    now: list[Frame] = []  # where its main thread is
     time_ns: int = 0
 
 

@@ -42,7 +42,10 @@ def hang_report(calls: Calls, connections: Connections, speaker: layout.Rank, re
     """What the store knows of the groups of this rank, those first that it waits in, and where it waits."""
     waiting = calls.waiting()
     groups = _worth_telling(calls, waiting)
-    turn, states = _ask(groups, connections, speaker.world_size, "time-out" if is_timeout(reason) else "dump")
+    event = "time-out" if is_timeout(reason) else "dump"
+    # Who waits in nothing has nothing to say on stderr, and must not take the turn of one who has.
+    event += "" if waiting else "_idle"
+    turn, states = _ask(groups, connections, speaker.world_size, event)
     who = f"rank {speaker.rank} of {speaker.world_size} on host {speaker.host}"
     lines: list[str] = []
     if states is not None:
@@ -133,9 +136,9 @@ def _telling(states: Sequence[GroupState], waiting: Sequence[Call]) -> list[Grou
 def _stacks(waiting: Sequence[Call], rank: int) -> Iterator[str]:
     for call in waiting[:_MAX_STACKS]:
         seconds = (time.time_ns() - call.created_ns) // 1_000_000_000
-        origin = "called from:" if call.frames else "called in C++, where only torch's recorder sees it"
+        origin = "called from:" if call.frames else "called in C++; the main thread is now at:"
         yield f"rank {rank} waits in {_where(call)} for {seconds} s, {origin}"
-        yield from layout.stack_lines(layout.frames(call.frames))
+        yield from layout.stack_lines(layout.frames(call.frames) if call.frames else layout.main_thread_frames())
 
 
 def _where(call: Call) -> str:

@@ -85,6 +85,7 @@ def detail(group: Group, call: Call, speaker: Rank) -> dict[str, Any]:
         "group": {"name": group.name, "desc": group.desc, "ranks": list(group.ranks)},
         "entry": {**newest, "frames": newest["frames"][:_MAX_STORED_FRAMES]},
         "status": {name: status[f"{name}_collective"] for name in ("last_enqueued", "last_completed")},
+        "now": main_thread_frames()[:_MAX_STORED_FRAMES],
         "time_ns": time.time_ns(),
     }
 
@@ -143,6 +144,17 @@ def frames(stack: Frames) -> list[dict[str, Any]]:
     foreign = (_torch_folder(), _OWN_FOLDER)
     first = next((index for index, frame in enumerate(found) if not frame["filename"].startswith(foreign)), 0)
     return found[first:]
+
+
+def main_thread_frames() -> list[dict[str, Any]]:
+    """Where the main thread is now, innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    found: list[dict[str, Any]] = []
+    while frame is not None:
+        code = frame.f_code
+        found.append({"name": code.co_name, "filename": code.co_filename, "line": frame.f_lineno or 0})
+        frame = frame.f_back
+    return found
 
 
 def native_frames(captured: Any) -> list[dict[str, Any]]:

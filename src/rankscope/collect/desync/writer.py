@@ -20,6 +20,7 @@ _SHORTEST_SECONDS = 0.25
 _RANKS_PER_SECOND = 2000
 _STILL_SECONDS = 1.0  # without a change before torch's recorder is read and details are told
 _READ_AGAIN_SECONDS = 5.0
+_TELL_AGAIN_SECONDS = 10.0
 _TRY_AGAIN_SECONDS = 30.0
 _HURRY_SECONDS = 2.0
 _JOIN_SECONDS = 2.0
@@ -43,7 +44,7 @@ class Writer:
         self._problem = problem
         self._written: dict[tuple[int, str], bytes] = {}
         self._seen: dict[int, _Seen] = {}
-        self._detailed: dict[int, tuple[int, bool, int]] = {}
+        self._detailed: dict[int, _Seen] = {}
         self._read_at = 0.0
         self._try_again_at = 0.0
         self._stop, self._hurry, self._has_hurried = threading.Event(), threading.Event(), threading.Event()
@@ -101,10 +102,15 @@ class Writer:
         if latest is None:
             return
         values = state_values(group, latest)
-        if is_still and self._detailed.get(group.local_id) != state:
+        if is_still and self._is_worth_telling(group, state, now):
             values[detail_key(group.name, group.rank)] = encode_detail(layout.detail(group, latest, self._speaker))
-            self._detailed[group.local_id] = state
+            self._detailed[group.local_id] = _Seen(state, now)
         self._send(group, values)
+
+    def _is_worth_telling(self, group: Group, state: tuple[int, bool, int], now: float) -> bool:
+        """Details are told once for each state, and again now and then: the main thread may be elsewhere by now."""
+        told = self._detailed.get(group.local_id)
+        return told is None or told.state != state or now - told.since >= _TELL_AGAIN_SECONDS
 
     def _may_know_more(self, group: Group, now: float) -> bool:
         """Whether torch's recorder may have seen what the hooks did not."""

@@ -78,7 +78,7 @@ class Stacks(Part):
             return
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         for why, stacks in told:
-            header = _header(self.run.rank, os.getpid(), time.time(), why)
+            header = section_header(self.run.rank, os.getpid(), time.time(), why)
             self._sections.append(f"{header}\n{_tidied(stacks, names)}\n")
         text = "".join(self._sections)
         self.run.publish(self.NAME, self._name, lambda path: _write(path, text), replace=True)
@@ -111,7 +111,7 @@ def publish_left_behind(folder: Path, rank: int) -> bool:
     for path in sorted(folder.glob(f"stacks_{rank}{_LEFT_BEHIND}.*.partial")):
         pid, when = int(path.name.split(".")[-2]), path.stat().st_mtime
         for reason, stacks in _by_reason(path.read_text(encoding="utf-8", errors="replace")):
-            sections.append(f"{_header(rank, pid, when, reason)}\n{_tidied(stacks, {})}\n")
+            sections.append(f"{section_header(rank, pid, when, reason)}\n{_tidied(stacks, {})}\n")
         path.unlink()
     if sections:
         earlier = (folder / name).read_text(encoding="utf-8") if (folder / name).exists() else ""
@@ -125,7 +125,7 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
-def _header(rank: int, pid: int, when: float, reason: str) -> str:
+def section_header(rank: int, pid: int, when: float, reason: str) -> str:
     moment = datetime.datetime.fromtimestamp(when, datetime.timezone.utc).isoformat(timespec="microseconds")
     why = " ".join(reason.split())[:500].replace("===", "==")
     return f"=== rankscope stacks: rank {rank}, pid {pid}, {moment.replace('+00:00', 'Z')}, reason: {why} ==="

@@ -17,9 +17,15 @@ from rankscope.collect.launching import folders, nsys
 
 # Written line by line while the job runs: whole up to the last line.
 _LINES = {"metrics_{rank}.jsonl": "metrics", "torch_logs_{rank}.txt": "torch_logs"}
-# Written by others than the rank's own Python, or in its last moments.
+_PROFILED = {
+    "torch_et_{rank}.json": "execution_trace",
+    "kineto_trace_{rank}.json": "kineto",
+    "kineto_clean_{rank}.json": "kineto_clean",
+}
+# What a rank's part of the manifest may lack: it is written at the start, with each dump, and at the end.
 _FILES = {
     **_LINES,
+    **{name + packed: what for name, what in _PROFILED.items() for packed in ("", ".gz")},
     "nccl_trace_rank_{rank}": "recorder",
     "rankscope_trace_rank_{rank}": "desync",
     "desync_{rank}.txt": "desync",
