@@ -38,31 +38,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         "urls", metavar="URL", nargs="+", help="the frontend on rank 0, http://HOST:25999, or workers: [RANK=]URL"
     )
     parser.add_argument(
-        "--watch", type=_seconds, metavar="SECONDS", help="read twice, so far apart, and say which ranks went on"
+        "--watch",
+        type=output.positive_seconds,
+        metavar="SECONDS",
+        help="read twice, so far apart, and say which ranks went on",
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", help="keep what was read in this new folder")
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=output.positive_seconds,
         default=TIMEOUT_S,
         metavar="SECONDS",
         help=f"how long to wait for each rank (default: {TIMEOUT_S:.0f})",
     )
     output.add_output_options(parser)
-    parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
-    parser.add_argument("--no-source", action="store_true", help="leave out the lines of source code")
-
-
-def _seconds(text: str) -> float:
-    from argparse import ArgumentTypeError
-
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e6:
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
+    output.add_finding_options(parser)
 
 
 def run(args: Namespace) -> int:
@@ -151,21 +141,13 @@ def _of_the_job(report: Report, args: Namespace) -> Report:
 
 
 def _show(report: Report, workers: list[dict[str, Any]], progress: Progress | None, args: Namespace) -> None:
-    import sys
 
     import msgspec
 
-    from rankscope.render import Options, load_renderer
+    from rankscope.render import load_renderer
     from rankscope.render.escape import escape
 
-    options = Options(
-        color=output.wants_color(args.color, sys.stdout),
-        width=output.text_width(sys.stdout),
-        show_all=args.all,
-        source=not args.no_source,
-        base=os.getcwd(),
-        next_command=_next_command(report, args),
-    )
+    options = output.terminal_options(args, _next_command(report, args))
     if args.json:
         [text] = load_renderer("json")(report, options)
         live = {"workers": workers, "progress": msgspec.to_builtins(progress)}

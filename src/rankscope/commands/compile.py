@@ -174,12 +174,7 @@ def _show(trace: Trace, report: Report, trees: Sequence[RankTree], args: Namespa
     if args.json:
         output.print_lines(load_renderer("json")(report, Options()))
         return
-    shown = Options(
-        color=output.wants_color(args.color, sys.stdout),
-        width=output.text_width(sys.stdout),
-        base=os.getcwd(),
-        next_command=_next_command(report, trees, args),
-    )
+    shown = output.terminal_options(args, _next_command(report, trees, args))
     if trees:
         totals = [] if args.export else _totals(trace, trees)  # an export compiles nothing
         output.print_lines([*totals, f"Report: {_entry(args)}", ""])

@@ -236,14 +236,9 @@ def is_right(report: Report, truth: Truth) -> bool:
 
 
 def _show(report: Report, args: Namespace) -> None:
-    import sys
+    from rankscope.render import load_renderer
 
-    from rankscope.render import Options, load_renderer
-
-    options = Options(
-        color=output.wants_color(args.color, sys.stdout), width=output.text_width(sys.stdout), base=os.getcwd()
-    )
-    output.print_lines(load_renderer("txt")(report, options))
+    output.print_lines(load_renderer("txt")(report, output.terminal_options(args)))
 
 
 def _truth_lines(folder: str, simulation: Simulation, agrees: bool) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from rankscope.commands import output
@@ -34,14 +33,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=_seconds,
+        type=output.positive_seconds,
         default=TIMEOUT_S,
         metavar="SECONDS",
         help=f"how long to wait for each answer of the store (default: {TIMEOUT_S:.0f})",
     )
     output.add_output_options(parser)
-    parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
-    parser.add_argument("--no-source", action="store_true", help="leave out the lines of source code")
+    output.add_finding_options(parser)
 
 
 def _count(text: str) -> int:
@@ -50,18 +48,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1 << 17:
         raise ArgumentTypeError(f"{text!r} is not a number of ranks")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    from argparse import ArgumentTypeError
-
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e6:
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
 
 
 def run(args: Namespace) -> int:
@@ -152,10 +138,9 @@ def _print_json(found: Found, report: Report | None, address: Address) -> None:
 
 
 def _print_text(found: Found, report: Report | None, address: Address, now: int, args: Namespace) -> None:
-    import sys
 
     from rankscope.collect.desync.report import report_lines
-    from rankscope.render import Options, load_renderer
+    from rankscope.render import load_renderer
     from rankscope.render.escape import escape
 
     states = [tracked.state for tracked in found.groups]
@@ -163,14 +148,7 @@ def _print_text(found: Found, report: Report | None, address: Address, now: int,
     output.print_lines(map(escape, [*found.notes, *lines, *_not_judged(found), ""]))
     if report is None:
         return
-    options = Options(
-        color=output.wants_color(args.color, sys.stdout),
-        width=output.text_width(sys.stdout),
-        show_all=args.all,
-        source=not args.no_source,
-        base=os.getcwd(),
-        next_command=_next_command(report, args),
-    )
+    options = output.terminal_options(args, _next_command(report, args))
     output.print_lines(load_renderer("txt")(report, options))
 
 

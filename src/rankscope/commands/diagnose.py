@@ -20,8 +20,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
     output.add_output_options(parser)
     output.add_file_options(parser, RENDERERS)
-    parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
-    parser.add_argument("--no-source", action="store_true", help="leave out the lines of source code")
+    output.add_finding_options(parser)
     parser.add_argument(
         "--fail-on",
         choices=("error", "warning", "info", "never"),
@@ -92,15 +91,5 @@ def _format(args: Namespace) -> str:
 
 
 def _options(report: Report, args: Namespace) -> Options:
-    import os
-    import sys
-
-    to_terminal = not args.output
-    return Options(
-        color=to_terminal and output.wants_color(args.color, sys.stdout),
-        width=output.text_width(sys.stdout) if to_terminal else None,
-        show_all=args.all,
-        source=not args.no_source,
-        base=os.getcwd(),
-        next_command=next_command(report),
-    )
+    shown = output.terminal_options(args, next_command(report))
+    return shown._replace(color=False, width=None) if args.output else shown

@@ -284,15 +284,7 @@ def _without_known_holes(report: Report, are_known: bool) -> Report:
 
 
 def _print_verdict(report: Report, args: Namespace) -> None:
-    import sys
+    from rankscope.render import load_renderer
 
-    from rankscope.render import Options, load_renderer
-
-    options = Options(
-        color=output.wants_color(args.color, sys.stdout),
-        width=output.text_width(sys.stdout),
-        show_all=args.all,
-        base=os.getcwd(),
-        next_command=next_command(report) if report.findings else f"rankscope fr {_quoted(args.paths)} -j",
-    )
-    output.print_lines(load_renderer("txt")(report, options))
+    following = next_command(report) if report.findings else f"rankscope fr {_quoted(args.paths)} -j"
+    output.print_lines(load_renderer("txt")(report, output.terminal_options(args, following)))

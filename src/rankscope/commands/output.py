@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rankscope.errors import OutputError, UsageError
+from rankscope.render import Options
 from rankscope.render.whole_file import whole_file
 
 if TYPE_CHECKING:
@@ -32,6 +33,36 @@ def add_output_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--color", choices=("auto", "always", "never"), default="auto", help="colour the text (default: on a terminal)"
     )
+
+
+def add_finding_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
+    parser.add_argument("--no-source", action="store_true", help="leave out the lines of source code")
+
+
+def terminal_options(args: Namespace, next_command: str = "") -> Options:
+    """How a report is to be shown on standard output, as far as the command has options for it."""
+    return Options(
+        color=wants_color(args.color, sys.stdout),
+        width=text_width(sys.stdout),
+        show_all=getattr(args, "all", False),
+        source=not getattr(args, "no_source", False),
+        base=os.getcwd(),
+        next_command=next_command,
+    )
+
+
+def positive_seconds(text: str) -> float:
+    """The type of an option."""
+    from argparse import ArgumentTypeError
+
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
 
 
 def add_file_options(parser: ArgumentParser, formats: Iterable[str]) -> None:

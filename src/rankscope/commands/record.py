@@ -6,6 +6,7 @@ import sys
 from argparse import REMAINDER, ArgumentTypeError
 from typing import TYPE_CHECKING, Any
 
+from rankscope.commands.output import positive_seconds
 from rankscope.errors import InputError, OutputError, RankscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument("--ring-size", metavar="N", type=_count, help="calls that the recorders keep (default: 2000)")
     limits.add_argument(
-        "--stall", metavar="SECONDS", type=_seconds, help="dump when no collective ends for so long (default: 300)"
+        "--stall",
+        metavar="SECONDS",
+        type=positive_seconds,
+        help="dump when no collective ends for so long (default: 300)",
     )
     limits.add_argument("--gzip", action="store_true", help="pack the profiler's files")
     limits.add_argument("--max-size", metavar="SIZE", type=parse_size, help="per rank, like 500M (default: 4G)")
@@ -144,16 +148,6 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise ArgumentTypeError(f"{text!r} is not a number")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
 
 
 def _check_command(command: list[str]) -> None:
