@@ -297,7 +297,7 @@ def test_clean_steps_tell_how_much_longer(folder: Path) -> None:
         "ranks 0,1: operators took longer than usual, as the observer ran: steps took 4.0 times as long as without it"
     )
     assert finding.evidence.facts == {"times_slower": 4.0}
-    assert "--durations-from CLEAN" in finding.help
+    assert finding.help.endswith(f" --durations-from {folder}")
 
 
 def test_a_second_observed_profile_is_no_measure(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -168,6 +169,7 @@ def durations_inflated(trace: Trace) -> Iterator[Finding | Skipped]:
         return
     ranks = tuple(sorted({pair["rank"] for pair in paired}))
     slower = _times_slower(trace, {pair["profile_id"] for pair in paired})
+    given = shlex.quote(trace.paths[0]) if len(trace.paths) == 1 else "PATH"
     measured = f": steps took {slower:.1f} times as long as without it" if slower else ""
     yield Finding(
         code="L503",
@@ -180,7 +182,7 @@ def durations_inflated(trace: Trace) -> Iterator[Finding | Skipped]:
             certain=("times of kernels are right; those of operators on the host include the observer's own",),
             facts={"times_slower": round(slower, 2)} if slower else {},
         ),
-        help="give the trace of the steps without the observer: rankscope link PATH --durations-from CLEAN"
+        help=f"take the durations of the steps without the observer: rankscope link {given} --durations-from {given}"
         if slower
         else "profile two more steps without the observer, and give their trace with --durations-from",
     )
