@@ -30,7 +30,7 @@ from collected_jobs import (
 )
 from launching import JOB_LIMIT_S, JOBS, Diagnosis, code_site, diagnose
 
-from rankscope.collect.launching.leftovers import KILLED
+from rankscope.collect.launching import leftovers
 from rankscope.collect.settings import Settings
 
 pytest.importorskip("torch")
@@ -177,14 +177,22 @@ def test_sigterm(tmp_path: Path) -> None:
     assert "reason: SIGTERM" in (survived.folder / "stacks_0.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("case", "code"), [("leaves_at_once", 4), ("leaves_with_a_code", 3), ("leaves_with_a_text", 1)]
-)
+@pytest.mark.parametrize(("case", "code"), [("leaves_with_a_code", 3), ("leaves_with_a_text", 1)])
 def test_ways_to_leave(case: str, code: int, tmp_path: Path) -> None:
     survived = survive(tmp_path, case)
     assert survived.ended.code == code
-    finished = set() if case == "leaves_at_once" else {"metrics_0.jsonl"}
-    assert {*PROFILED, *MANIFEST, *finished} <= files_of(survived.folder)
+    assert files_of(survived.folder) == ALL_FILES
+
+
+def test_a_job_that_leaves_at_once_has_its_files_completed(tmp_path: Path) -> None:
+    survived = survive(tmp_path, "leaves_at_once")
+    assert survived.ended.code == 4
+    about = {"id": "test", "command": [], "started_ns": 1, "ended_ns": 2, "exit_code": 4}
+    leftovers.finish(survived.folder, about)
+    assert files_of(survived.folder) == ALL_FILES
+    (rank,) = manifest_of(survived.folder)["ranks"]
+    assert {got["file"] for got in rank["got"]} == ALL_FILES - MANIFEST
+    assert survived.problems == {"rank": leftovers.KILLED}
 
 
 @pytest.mark.parametrize(("start_method", "n_workers"), [("fork", "2"), ("spawn", "1")])
@@ -252,7 +260,7 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
         "rankscope_trace_rank_0",
         "rankscope_trace_rank_2",
     }
-    assert (1, "rank", KILLED) in problems_of(failed.folder)
+    assert (1, "rank", leftovers.KILLED) in problems_of(failed.folder)
     first = failed.diagnosis.errors[0]
     assert (first["rule"], first["ranks"]) == ("rank-lost", [1])
     assert first["peer_location"] == code_site("collected_training", "exchange", "dist.all_reduce(")
