@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ import torch
 import torch.distributed as dist
 
 import rankscope
+from rankscope.collect.desync.calls import Calls
+from rankscope.collect.desync.hooks import Hooks
 
 NEVER = 10**9
 PARTS = ("execution_trace", "kineto", "recorder", "stacks", "metrics", "compile_log", "desync")
@@ -27,6 +30,7 @@ NOTHING: dict[str, Any] = dict.fromkeys(PARTS, False)
 RECORDED: dict[str, Any] = {**NOTHING, "wait": 0, "warmup": 1, "clean": 0}
 MODES: dict[str, dict[str, Any]] = {
     "off": {},
+    "off again": {},  # tells how much of the rest is noise
     "idle": {"wait": NEVER},  # all that `rankscope record` collects, before and after the recorded steps
     "metrics": {**NOTHING, "metrics": True},
     "recorder, stacks": {**NOTHING, "recorder": True, "stacks": True},
@@ -40,7 +44,7 @@ UNMEASURED_STEPS = 3  # at the beginning of each block: starting is not what is 
 
 @contextlib.contextmanager
 def collecting(mode: str, n_steps: int) -> Iterator[None]:
-    if mode == "off":
+    if not MODES[mode]:
         yield
         return
     folder = tempfile.mkdtemp(prefix="rankscope_bench_")
@@ -70,9 +74,49 @@ def training_step(width: int) -> Callable[[], None]:
     return step
 
 
-def collective() -> Callable[[], None]:
+def measure_collective(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds per all_reduce: in the hooks, and of the calling thread without them, with them, and with a mere pause.
+
+    The pause is as long as the hooks take: what it costs beyond that is how gloo's own threads are scheduled.
+    """
     tensor = torch.ones(4)
-    return lambda: dist.all_reduce(tensor)
+    inside = statistics.median(seconds_in_hooks(lambda: dist.all_reduce(tensor), args.rounds * args.steps))
+
+    def paused() -> None:
+        dist.all_reduce(tensor)
+        until = time.perf_counter() + inside
+        while time.perf_counter() < until:
+            pass
+
+    pauses = measure(paused, time.thread_time, argparse.Namespace(**vars(args) | {"modes": ["off"]}))
+    blocks = measure(lambda: dist.all_reduce(tensor), time.thread_time, args)
+    return {**blocks, "pause": pauses["off"], "hooks": [inside]}
+
+
+def seconds_in_hooks(call: Callable[[], object], n_calls: int) -> list[float]:
+    """Of each call: before it, after it, and after the wait for it; the clock's own time included."""
+    parts: dict[str, list[float]] = {"begin": [], "returned": [], "waited": []}
+    calls = Calls(2000, lambda _: None)
+    for name, seconds in parts.items():
+        setattr(calls, name, timed(getattr(calls, name), seconds))
+    hooks = Hooks(calls)
+    hooks.install()
+    try:
+        for _ in range(n_calls):
+            call()
+    finally:
+        hooks.remove()
+    return [sum(each) for each in zip(*parts.values(), strict=True)]
+
+
+def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = function(*arguments)
+        seconds.append(time.perf_counter() - began)
+        return result
+
+    return call
 
 
 def measure(step: Callable[[], None], clock: Callable[[], float], args: argparse.Namespace) -> dict[str, list[float]]:
@@ -117,7 +161,7 @@ def main() -> None:
     elif args.work == "train":
         blocks = measure(training_step(args.width), time.perf_counter, args)
     else:
-        blocks = measure(collective(), time.thread_time, args)
+        blocks = measure_collective(args)
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(blocks), flush=True)
     if dist.is_initialized():

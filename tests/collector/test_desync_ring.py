@@ -213,3 +213,11 @@ def test_the_ends_of_calls_on_a_device_are_taken_from_torchs_recorder(monkeypatc
     monkeypatch.setattr(recorded, "_entries", lambda: [entry])
     recorded.adopt(job.calls)
     assert call.ended_ns == ended_ns
+
+
+def test_a_handle_that_cannot_be_followed_is_the_jobs_all_the_same() -> None:
+    job = Job()
+    handle = (1, 2)  # no weak reference to it can be made
+    call = job.call(work=handle)
+    assert call.is_pending
+    assert job.calls.n_unnoted == 1

@@ -55,11 +55,12 @@ class Handle:
     def is_completed(self) -> bool:
         return self.is_done
 
-    def is_success(self) -> bool:
-        return not self.error
+    def get_future(self) -> Handle:
+        return self
 
-    def exception(self) -> Exception:
-        return RuntimeError(self.error)
+    def value(self) -> None:
+        if self.error:
+            raise RuntimeError(self.error)
 
 
 class Job:

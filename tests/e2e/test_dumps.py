@@ -66,7 +66,8 @@ def test_a_rank_sleeps_for_ever(tmp_path: Path) -> None:
     assert ended.reasons(2) == [stall]
     assert "in load_batch_for_ever\n" in ended.stacks(2)
     assert "in average\n" in ended.stacks(0)
-    assert "Timed out" in ended.reasons(0)[1]  # gloo's own; the dump of the stall stays, as there the call waits
+    # gloo's own, on the rank that gives up first; the dump of the stall stays, as there the call waits
+    assert any("Timed out" in ended.reasons(rank)[1] for rank in ALL_RANKS if rank != 2)
     (error,) = diagnose(ended.folder).errors
     assert (error["rule"], error["ranks"]) == ("rank-stuck", [2])
 

@@ -7,14 +7,14 @@ stores to others. No tensor and no handle is kept alive.
 from __future__ import annotations
 
 import itertools
-import sys
-import threading
-import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from sys import _getframe
+from threading import Lock, get_ident
+from time import time_ns
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
+from weakref import ref
 
 from rankscope.collect.desync.groups import Group
 
@@ -70,7 +70,7 @@ OPERATIONS = {
 
 # Plain tuples, of which the garbage collector lets go at first sight. Thousands of calls are kept: if it had to visit
 # many objects of each, collecting would cost more than all the rest here.
-Shape = tuple[tuple[int, ...], object]  # sizes and dtype: torch's, or its name
+Shape = tuple[Sequence[int], object]  # sizes and dtype, both torch's own, or a list and a name
 Frames = tuple[CodeType | int, ...]  # innermost first: code, offset of the instruction, code, offset, ...
 
 
@@ -112,7 +112,7 @@ class Call:
         self.work: Callable[[], Any] | None = None
         self.error = ""
         self.ended_ns = 0
-        self.created_ns = time.time_ns()
+        self.created_ns = time_ns()
 
     @property
     def is_pending(self) -> bool:
@@ -128,11 +128,12 @@ class Calls:
         self.read_torch_ns = 0  # when torch's recorder was last asked about them
         self.groups: list[Group] = []
         self.last_end_ns = 0
+        self.n_unnoted = 0  # calls that something about them kept from being noted
         self._on_timeout = on_timeout
         self._by_pg: dict[int, Group] = {}
         self._by_work: dict[int, Call] = {}
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def group_of(self, pg: Any) -> Group | None:
         """None: the group is not ready, or torch has not given it a name."""
@@ -166,7 +167,7 @@ class Calls:
         if operation.peer is not None and len(arguments) > operation.peer:
             call.peer = arguments[operation.peer]
         _number(call, pg)
-        call.thread = threading.get_ident()
+        call.thread = get_ident()
         call.frames = stack_above(3)
         self.ring.append(call)
         group.latest = call
@@ -174,25 +175,31 @@ class Calls:
 
     def returned(self, call: Call, work: Any) -> None:
         """The call has been made. Without a handle it is over, unless a device is still at work on it."""
-        group = call.group
-        if call.operation.is_p2p:
+        group, operation = call.group, call.operation
+        if operation.is_p2p:
             group.transferred(call.seq)
-        elif call.operation is _MONITORED_BARRIER:
+        elif operation is _MONITORED_BARRIER:
             group.settle(call.seq + 1)  # gloo takes two of the numbers that its recorder gives to calls
-        if group.coalesced is not None and call.operation is not COALESCED:
+        if group.coalesced is not None and operation is not COALESCED:
             group.coalesced.append(call)
         elif work is not None:
-            call.work = weakref.ref(work)
+            call.work = ref(work)
             self._by_work[id(work)] = call
         elif call.is_on_cpu:
             self.end(call)
 
     def waited(self, work: Any) -> None:
-        """The job has waited for a handle. On a device that tells nothing yet."""
-        call = self._by_work.get(id(work))
-        if call is not None and call.is_on_cpu and call.work is not None and call.work() is work:
-            del self._by_work[id(work)]
+        """The job has waited for a handle. On a device that tells nothing yet.
+
+        A call that is known by the identity of another handle had one that is gone by now: it has ended as well.
+        """
+        call = self._by_work.pop(id(work), None)
+        if call is None:
+            return
+        if call.is_on_cpu:
             self.end(call)
+        else:
+            self._by_work[id(work)] = call
 
     def wait_failed(self, work: Any, error: BaseException) -> None:
         call = self._by_work.get(id(work))
@@ -209,14 +216,15 @@ class Calls:
                 call.error += " (and no report could be made)"
 
     def end(self, call: Call, ended_ns: int = 0) -> None:
-        call.ended_ns = ended_ns = ended_ns or time.time_ns()
-        for member in call.members:
-            member.ended_ns = ended_ns
+        call.ended_ns = ended_ns = ended_ns or time_ns()
+        if call.members:
+            for member in call.members:
+                member.ended_ns = ended_ns
         if ended_ns > self.last_end_ns:
             self.last_end_ns = ended_ns
-        finished = call.group.finished
-        if not call.operation.is_p2p and (finished is None or finished.seq <= call.seq):
-            call.group.finished = call
+        group = call.group
+        if not call.operation.is_p2p and (group.finished is None or group.finished.seq <= call.seq):
+            group.finished = call
 
     def start_coalescing(self, pg: Any) -> None:
         group = self.group_of(pg)
@@ -231,7 +239,7 @@ class Calls:
         call = Call(group, COALESCED, next(self._numbers))
         call.members, group.coalesced = group.coalesced, None
         call.is_on_cpu = group.is_on_cpu
-        call.thread, call.frames = threading.get_ident(), stack_above(2)
+        call.thread, call.frames = get_ident(), stack_above(2)
         if call.members:
             call.seq, call.p2p_seq = call.members[-1].seq, call.members[-1].p2p_seq
         call.op_id = group.n_ops
@@ -250,11 +258,9 @@ class Calls:
             self._by_work.pop(key, None)
             if not call.is_on_cpu or not call.is_pending:
                 continue
-            error = work.exception() if work is not None and not work.is_success() else None
-            if error is None:
+            call.error = _failure(work)[:500] if work is not None else ""
+            if not call.error:
                 self.end(call)
-            else:
-                call.error = str(error)[:500] or "failed"
 
     def all(self) -> list[Call]:
         """Oldest first."""
@@ -266,6 +272,21 @@ class Calls:
     def waiting(self) -> list[Call]:
         """The calls that have not ended well, oldest first: they wait, or gave up waiting."""
         return [call for call in self.all() if not call.ended_ns]
+
+
+def _failure(work: Any) -> str:
+    """How a handle that is done has failed. Asking itself would print a warning into the job's output; its future does
+    not. Handles without a future are done only when they have been waited for: a failure was seen there.
+    """
+    try:
+        future = work.get_future()
+    except Exception:
+        return ""
+    try:
+        future.value()
+    except Exception as error:
+        return str(error) or "failed"
+    return ""
 
 
 def _forget(groups: dict[int, Group], key: int) -> None:
@@ -300,6 +321,8 @@ def _number(call: Call, pg: Any) -> None:
 
 def _shapes(value: Any) -> tuple[tuple[Shape, ...], bool]:
     """Of a tensor, a list of tensors or a list of such lists; and whether they are in the processor's memory."""
+    if type(value) is list and len(value) == 1 and type(tensor := value[0]) is not list:  # nearly always
+        return ((tensor.shape, tensor.dtype),), tensor.is_cpu
     tensors: Sequence[Any] = value if isinstance(value, (list, tuple)) else (value,)
     if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
         tensors = tensors[0]
@@ -307,19 +330,18 @@ def _shapes(value: Any) -> tuple[tuple[Shape, ...], bool]:
         tensors = [tensor for some in tensors for tensor in some]
     if len(tensors) == 1:
         tensor = tensors[0]
-        return ((tuple(tensor.shape), tensor.dtype),), tensor.is_cpu
-    shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+        return ((tensor.shape, tensor.dtype),), tensor.is_cpu
+    shapes = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
     return shapes, not tensors or tensors[0].is_cpu
 
 
 def stack_above(depth: int) -> Frames:
     """Where the call comes from. Lines are looked up when somebody asks: that takes longer than the rest."""
-    found: list[CodeType | int] = []
-    frame: FrameType | None = sys._getframe(depth).f_back
-    for _ in itertools.repeat(None, _MAX_FRAMES):
-        if frame is None:
-            break
-        found.append(frame.f_code)
-        found.append(frame.f_lasti)
+    frame: FrameType | None = _getframe(depth).f_back
+    found: Frames = ()
+    n_frames = 0
+    while frame is not None and n_frames < _MAX_FRAMES:
+        found += (frame.f_code, frame.f_lasti)
         frame = frame.f_back
-    return tuple(found)
+        n_frames += 1
+    return found

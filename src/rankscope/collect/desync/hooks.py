@@ -71,7 +71,10 @@ class Hooks:
             except BaseException as error:
                 calls.failed(call, error)
                 raise
-            calls.returned(call, work)
+            try:
+                calls.returned(call, work)
+            except Exception:  # a handle of somebody else's making
+                calls.n_unnoted += 1
             return work
 
         return method
@@ -83,12 +86,21 @@ class Hooks:
         except Exception:
             return None
 
+    def _end_coalescing(self, pg: Any) -> Call | None:
+        try:
+            return self._calls.end_coalescing(pg)
+        except Exception:
+            return None
+
     def _noted_start(self, original: Method) -> Method:
         calls = self._calls
 
         def start(pg: Any, *arguments: Any, **options: Any) -> Any:
-            if self._is_on:
-                calls.start_coalescing(pg)
+            try:
+                if self._is_on:
+                    calls.start_coalescing(pg)
+            except Exception:
+                calls.n_unnoted += 1
             return original(pg, *arguments, **options)
 
         return start
@@ -97,15 +109,18 @@ class Hooks:
         calls = self._calls
 
         def end(pg: Any, *arguments: Any, **options: Any) -> Any:
-            call = calls.end_coalescing(pg)
+            call = self._end_coalescing(pg)
             try:
                 work = original(pg, *arguments, **options)
             except BaseException as error:
                 if call is not None:
                     calls.failed(call, error)
                 raise
-            if call is not None:
-                calls.returned(call, work)
+            try:
+                if call is not None:
+                    calls.returned(call, work)
+            except Exception:
+                calls.n_unnoted += 1
             return work
 
         return end
@@ -119,7 +134,10 @@ class Hooks:
             except BaseException as error:
                 calls.wait_failed(work, error)
                 raise
-            calls.waited(work)
+            try:
+                calls.waited(work)
+            except Exception:
+                calls.n_unnoted += 1
             return result
 
         return wait
