@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rankscope.errors import BadFileError, InputError
-from rankscope.read.unpickle import RefusedClassError, load_plain, salvage_plain
+from rankscope.read.unpickle import BrokenPickleError, RefusedClassError, load_plain, salvage_plain
 from read import hostile
 from read.cage import MEGABYTE, Outcome, diagnose_caged, read_caged
 from read.dumps import (
@@ -109,6 +109,13 @@ def test_a_cut_pickle_is_salvaged_up_to_the_last_whole_item() -> None:
     before_second_b = content[: content.index(b"K\x14")]
     assert salvage_plain(before_second_b) == {"version": "2.10", "entries": [{"a": 1, "b": 10}, {"a": 2}]}
     assert salvage_plain(content[:1]) is None
+
+
+def test_a_pickle_that_was_changed_is_not_taken_for_a_cut_one() -> None:
+    content = pickle.dumps({"version": "2.10", "entries": [{"a": 1}, {"b": 2}]}, protocol=2)
+    changed = content.replace(b"K\x02", b"?\x02")
+    with pytest.raises(BrokenPickleError, match="makes no sense at byte"):
+        salvage_plain(changed)
 
 
 @pytest.mark.parametrize(

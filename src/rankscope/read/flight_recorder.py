@@ -16,7 +16,7 @@ from rankscope.model.tables import MISSING, Table
 from rankscope.read.files import Source
 from rankscope.read.recorder_entries import entry_columns
 from rankscope.read.recorder_shapes import plain_text
-from rankscope.read.unpickle import RefusedClassError, load_plain, refused, salvage_plain
+from rankscope.read.unpickle import BrokenPickleError, RefusedClassError, load_plain, refused, salvage_plain
 
 NAME = "flight_recorder"
 
@@ -118,6 +118,10 @@ def _salvage(source: Source) -> tuple[Any, str]:
         dump = salvage_plain(bytes(content))
     except RefusedClassError as error:
         raise refused(error) from error
+    except BrokenPickleError as error:
+        raise BadFileError(
+            f"is corrupt: it {error} of {n_bytes}, so nothing of it was used", "copy it again"
+        ) from error
     if not isinstance(dump, dict) or not (dump.get("entries") or dump.get("pg_status")):
         raise BadFileError(f"is cut short after {n_bytes}: nothing of it is usable", CUT_HINT)
     return dump, f"is cut short after {n_bytes}"

@@ -11,6 +11,10 @@ from rankscope.errors import BadFileError
 REFUSED_HINT = "do not open it with other tools: a genuine dump holds plain containers only"
 
 
+class BrokenPickleError(pickle.UnpicklingError):
+    """The pickle makes no sense from some byte on, though it goes on: what it says before that may be wrong as well."""
+
+
 class RefusedClassError(pickle.UnpicklingError):
     """The pickle asks for a class or a function, which a genuine dump never does."""
 
@@ -29,6 +33,10 @@ class _PlainUnpickler(pickle.Unpickler):
 
 # The pure-Python unpickler is slow, but after an error its stacks show what had been read so far.
 class _SalvagingUnpickler(pickle._Unpickler):
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self._stream = stream
+
     def find_class(self, module: str, name: str) -> Any:
         return _refuse(module, name)
 
@@ -41,8 +49,11 @@ class _SalvagingUnpickler(pickle._Unpickler):
             return self.load()
         except RefusedClassError:
             raise
-        except Exception:  # whatever a cut or mutated stream provokes: what was read before it still counts
-            return self._fold_unfinished()
+        except Exception as error:  # whatever a cut or mutated stream provokes
+            if self._stream.read(1):
+                position = self._stream.tell() - 1
+                raise BrokenPickleError(f"makes no sense at byte {position:,}") from error
+            return self._fold_unfinished()  # it was cut: what was read before still counts
 
     def _fold_unfinished(self) -> Any:
         items = list(getattr(self, "stack", []))
@@ -64,7 +75,10 @@ def load_plain(stream: BinaryIO) -> Any:
 
 
 def salvage_plain(content: bytes) -> Any:
-    """What a cut pickle still holds: its containers up to the last whole item, or None."""
+    """What a cut pickle still holds: its containers up to the last whole item, or None.
+
+    BrokenPickleError: it was not cut, but changed.
+    """
     return cast(Any, _SalvagingUnpickler(io.BytesIO(content))).salvage()
 
 
