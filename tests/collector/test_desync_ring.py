@@ -109,7 +109,11 @@ def test_what_fails_here_never_reaches_the_job() -> None:
     call = calls.begin(Backend(), SUM, ([Values(4)],))
     assert call is not None
     calls.failed(call, TimeoutError("timed out"))
-    assert Hooks(calls)._begin(Backend(), SUM, ("no tensor at all",)) is None
+    hooks = Hooks(calls)
+    hooks._is_on = True
+    n_noted = len(calls.ring)
+    assert hooks._noted(SUM, lambda *_: "what the call gives")(Backend(), "no tensor at all") == "what the call gives"
+    assert len(calls.ring) == n_noted
     assert calls.group_of(object()) is None
 
 

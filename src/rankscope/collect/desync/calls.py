@@ -18,7 +18,7 @@ from weakref import ref
 
 from rankscope.collect.desync.groups import Group
 
-_MAX_FRAMES = 40
+_MAX_FRAMES = 32
 
 
 class Operation(NamedTuple):
@@ -168,7 +168,7 @@ class Calls:
             call.peer = arguments[operation.peer]
         _number(call, pg)
         call.thread = get_ident()
-        call.frames = stack_above(3)
+        call.frames = stack_above(2)
         self.ring.append(call)
         group.latest = call
         return call
@@ -338,10 +338,9 @@ def _shapes(value: Any) -> tuple[tuple[Shape, ...], bool]:
 def stack_above(depth: int) -> Frames:
     """Where the call comes from. Lines are looked up when somebody asks: that takes longer than the rest."""
     frame: FrameType | None = _getframe(depth).f_back
-    found: Frames = ()
-    n_frames = 0
-    while frame is not None and n_frames < _MAX_FRAMES:
-        found += (frame.f_code, frame.f_lasti)
+    found: list[CodeType | int] = []
+    while frame is not None and len(found) < 2 * _MAX_FRAMES:
+        found.append(frame.f_code)
+        found.append(frame.f_lasti)
         frame = frame.f_back
-        n_frames += 1
-    return found
+    return tuple(found)

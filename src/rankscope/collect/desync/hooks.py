@@ -60,10 +60,13 @@ class Hooks:
         self._replaced.append((owner, name, original, hooked))
 
     def _noted(self, operation: Operation, original: Method) -> Method:
-        begin, calls = self._begin, self._calls
+        calls = self._calls
 
         def method(pg: Any, *arguments: Any, **options: Any) -> Any:
-            call = begin(pg, operation, arguments)
+            try:
+                call = calls.begin(pg, operation, arguments) if self._is_on else None
+            except Exception:  # whatever a job hands over, and however torch changes: the call itself goes on
+                call = None
             if call is None:
                 return original(pg, *arguments, **options)
             try:
@@ -78,13 +81,6 @@ class Hooks:
             return work
 
         return method
-
-    def _begin(self, pg: Any, operation: Operation, arguments: tuple[Any, ...]) -> Call | None:
-        """Whatever a job hands over, and however torch changes: the call itself goes on."""
-        try:
-            return self._calls.begin(pg, operation, arguments) if self._is_on else None
-        except Exception:
-            return None
 
     def _end_coalescing(self, pg: Any) -> Call | None:
         try:
