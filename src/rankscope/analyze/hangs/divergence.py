@@ -80,7 +80,9 @@ def _unbalanced_exchanges(view: JobView, rows: Array, starts: Array) -> Array:
 def _first_of_group(view: JobView, programs: Programs, group: int, matches: Sequence[int]) -> Divergence | None:
     ignored: set[int] = set()  # ranks whose lines differ by role, not by fault
     for match in matches:
-        divergence = _judge(view, programs, group, view.rows_of_match(match).tolist(), ignored)
+        # What is left of a damaged dump may be wrong itself: nobody is blamed for what only it says.
+        rows = [row for row in view.rows_of_match(match).tolist() if int(view.rank[row]) not in view.cut]
+        divergence = _judge(view, programs, group, rows, ignored) if rows else None
         if divergence is not None:
             return divergence
     return None
