@@ -77,32 +77,30 @@ def test_a_normal_end_is_not_told(stacks: Stacks) -> None:
     assert list(stacks.run.folder.iterdir()) == []
 
 
-def test_an_exception_is_told_with_the_place_where_it_was_raised(stacks: Stacks) -> None:
-    def broken_loss() -> None:
-        raise ValueError("nan")
+def broken_loss() -> None:
+    raise ValueError("nan")
 
+
+def dump_of_an_exception(stacks: Stacks) -> None:
     try:
         broken_loss()
     except ValueError as error:
         stacks.raised(threading.get_ident(), error.__traceback__)
     stacks.dump("ValueError: nan")
+
+
+def test_an_exception_is_told_with_the_place_where_it_was_raised(stacks: Stacks) -> None:
+    dump_of_an_exception(stacks)
     _, section = told(stacks).split("===\n")
     first_stack = section.split("\n\n")[0].splitlines()
     assert re.fullmatch(r"Current thread 0x[0-9a-f]+ \[MainThread\] \(most recent call first\):", first_stack[0])
     assert first_stack[1].endswith(f"in {broken_loss.__name__}")
-    assert first_stack[2].endswith(f"in {test_an_exception_is_told_with_the_place_where_it_was_raised.__name__}")
+    assert first_stack[2].endswith(f"in {dump_of_an_exception.__name__}")
     assert section.count("[MainThread]") == 1
 
 
 def test_the_next_dump_does_not_tell_of_that_exception(stacks: Stacks) -> None:
-    def broken_loss() -> None:
-        raise ValueError("nan")
-
-    try:
-        broken_loss()
-    except ValueError as error:
-        stacks.raised(threading.get_ident(), error.__traceback__)
-    stacks.dump("ValueError: nan")
+    dump_of_an_exception(stacks)
     stacks.dump("later")
     last = told(stacks).split("===\n")[-1]
     assert "[MainThread]" in last

@@ -13,13 +13,12 @@ import gc
 import json
 import os
 import runpy
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch._dynamo  # noqa: F401 - the first step of an optimizer would import it
+from nursery import exit_codes
 
 from rankscope.collect.launching import startup
 
@@ -35,24 +34,8 @@ def next_script() -> dict[str, Any] | None:
             if not pid:
                 return dict(process)
             pids.append(pid)
-        print(json.dumps(_exit_codes(pids)), flush=True)
+        print(json.dumps(exit_codes(pids, LIMIT_S)), flush=True)
     return None
-
-
-def _exit_codes(pids: list[int]) -> list[int | None]:
-    codes: dict[int, int] = {}
-    deadline = time.monotonic() + LIMIT_S
-    while len(codes) < len(pids) and time.monotonic() < deadline:
-        for pid in pids:
-            if pid not in codes:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    codes[pid] = os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    for pid in (pid for pid in pids if pid not in codes):
-        os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-    return [codes.get(pid) for pid in pids]
 
 
 def become(process: dict[str, Any]) -> None:

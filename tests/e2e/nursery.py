@@ -35,19 +35,25 @@ def main() -> None:
 def _run(job: dict[str, Any]) -> list[int] | str:
     port = str(_free_port())
     ranks = [_fork(job, rank, port) for rank in range(job["n_ranks"])]
+    codes = [code for code in exit_codes(ranks, job["limit_s"]) if code is not None]
+    return codes if len(codes) == len(ranks) else "timeout"
+
+
+def exit_codes(pids: list[int], limit_s: float) -> list[int | None]:
+    """None for those that had to be killed when the time was over; each has a process group of its own."""
     codes: dict[int, int] = {}
-    deadline = time.monotonic() + job["limit_s"]
-    while len(codes) < len(ranks) and time.monotonic() < deadline:
-        for pid in ranks:
+    deadline = time.monotonic() + limit_s
+    while len(codes) < len(pids) and time.monotonic() < deadline:
+        for pid in pids:
             if pid not in codes:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     codes[pid] = os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
-    for pid in (pid for pid in ranks if pid not in codes):
+    for pid in (pid for pid in pids if pid not in codes):
         os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return [codes[pid] for pid in ranks] if len(codes) == len(ranks) else "timeout"
+    return [codes.get(pid) for pid in pids]
 
 
 def _fork(job: dict[str, Any], rank: int, port: str) -> int:

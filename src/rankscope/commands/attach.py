@@ -43,16 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help="read twice, so far apart, and say which ranks went on",
     )
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="keep what was read in this new folder")
-    parser.add_argument(
-        "--timeout",
-        type=output.positive_seconds,
-        default=TIMEOUT_S,
-        metavar="SECONDS",
-        help=f"how long to wait for each rank (default: {TIMEOUT_S:.0f})",
-    )
-    output.add_output_options(parser)
-    output.add_finding_options(parser)
+    output.add_live_options(parser, TIMEOUT_S, "each rank")
 
 
 def run(args: Namespace) -> int:

@@ -28,18 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--world-size", type=_count, default=0, metavar="N", help="ranks of the job, where its store does not tell"
     )
     parser.add_argument("--prefix", default="", metavar="P", help="only keys of the store that begin so")
-    parser.add_argument(
-        "-o", "--output", metavar="FOLDER", help="keep what was read in this new folder, as Flight Recorder dumps"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=output.positive_seconds,
-        default=TIMEOUT_S,
-        metavar="SECONDS",
-        help=f"how long to wait for each answer of the store (default: {TIMEOUT_S:.0f})",
-    )
-    output.add_output_options(parser)
-    output.add_finding_options(parser)
+    output.add_live_options(parser, TIMEOUT_S, "each answer of the store")
 
 
 def _count(text: str) -> int:

@@ -40,6 +40,20 @@ def add_finding_options(parser: ArgumentParser) -> None:
     parser.add_argument("--no-source", action="store_true", help="leave out the lines of source code")
 
 
+def add_live_options(parser: ArgumentParser, timeout_s: float, answers: str) -> None:
+    """The options of the commands that ask a running job."""
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="keep what was read in this new folder")
+    parser.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=timeout_s,
+        metavar="SECONDS",
+        help=f"how long to wait for {answers} (default: {timeout_s:.0f})",
+    )
+    add_output_options(parser)
+    add_finding_options(parser)
+
+
 def terminal_options(args: Namespace, next_command: str = "") -> Options:
     """How a report is to be shown on standard output, as far as the command has options for it."""
     return Options(
