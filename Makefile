@@ -13,7 +13,7 @@ PROGRAMS   := $(VENV)/.programs
 # Files stay whole and in order: the real jobs are in one file, start early and have one worker to themselves.
 PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test check lint docs bench clean
+.PHONY: help demo test check lint docs screenshots bench clean
 .NOTPARALLEL:  # two pips must not write into one environment
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test    everything: lint, types, all tests, real torch jobs included"
 	@echo "make check   lint, types and the quick tests, none of which needs torch"
 	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
+	@echo "make screenshots   make the pictures in docs/images anew (needs chromium)"
 	@echo "make bench   measure against torchfrtrace, Holistic Trace Analysis, tlparse and Chakra on this machine (over an hour)"
 	@echo "make clean   remove the environment and all caches"
 
@@ -41,6 +42,9 @@ lint: $(CHECKER)
 docs: $(PACKAGE)
 	$(BIN)/python tools/make_docs.py
 
+screenshots: $(CHECKER) $(PROGRAMS)
+	$(BIN)/python tools/make_screenshots.py
+
 bench: $(WITH_TORCH) $(PACKAGE)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/flight_recorder.py
@@ -48,6 +52,7 @@ bench: $(WITH_TORCH) $(PACKAGE)
 	$(BIN)/python bench/compile_log.py
 	$(BIN)/python bench/execution_trace.py
 	$(BIN)/python bench/collect.py
+	$(BIN)/python bench/report.py
 
 clean:
 	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

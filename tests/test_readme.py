@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 SHELL_BLOCK = re.compile(r"(?ms)^```sh\n(.*?)^```$")
 INSTALLS = {"pip install ."}
-NEEDS_A_JOB = ("rankscope record ", "rankscope desync ", "rankscope attach ")  # a job that runs: see tests/e2e
+# A job that runs, or a server that does not end: see tests/e2e.
+NEEDS_A_JOB = ("rankscope record ", "rankscope desync ", "rankscope attach ", "rankscope serve ")
 
 
 def shell_lines(page: str) -> list[str]:

@@ -12,6 +12,7 @@ from rankscope.analyze import run_rules
 from rankscope.analyze.compile import compile_table_makers
 from rankscope.analyze.compile.runs import settle_compile_logs
 from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs import hang_table_makers
 from rankscope.analyze.hangs.clocks import align_clocks
 from rankscope.analyze.hangs.groups import resolve_groups
 from rankscope.analyze.hangs.matching import match_collectives
@@ -42,7 +43,7 @@ def load(
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     trace = read_capture([os.fspath(path) for path in given], Options(**settings))
-    trace.makers = table_makers() | compile_table_makers() | link_table_makers()
+    trace.makers = table_makers() | hang_table_makers() | compile_table_makers() | link_table_makers()
     if transform is not None:
         transform(trace)
     trace.tables.update(settle_compile_logs(trace))

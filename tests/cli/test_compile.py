@@ -254,8 +254,8 @@ def test_the_server_gives_the_report_to_this_machine_only(tmp_path: Path) -> Non
         assert ask(port, "GET", "/", f"localhost:{port}")[0] == 200
         assert ask(port, "GET", "/", f"evil.example:{port}")[0] == 403
         assert ask(port, "HEAD", "/", "evil.example")[0] == 403
-        assert ask(port, "POST", "/")[0] == 501
-        assert ask(port, "PUT", "/x")[0] == 501
+        assert ask(port, "POST", "/")[0] == 405
+        assert ask(port, "PUT", "/x")[0] == 405
         assert ask(port, "GET", "/../secret")[0] == 404
         assert ask(port, "GET", "/%2e%2e/secret")[0] == 404
 

@@ -39,8 +39,15 @@ def test_the_answer_is_on_stdout_alone(gives: GivesReport, capsys: pytest.Captur
     main(["./traces"])
     printed = capsys.readouterr()
     assert "error[H102] rank 513 called all_gather" in printed.out
-    assert printed.out.splitlines()[-1] == "Next: rankscope explain H102"
+    page, following = printed.out.splitlines()[-2:]
+    assert page.startswith("As a page: rankscope report ")
+    assert following == "Next: rankscope explain H102"
     assert printed.err == ""
+
+
+def test_a_page_is_asked_of_the_other_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["./traces", "-o", "x.html"]) == 2
+    assert "= help: rankscope report ./traces -o x.html" in capsys.readouterr().err
 
 
 def test_json_is_the_report(gives: GivesReport, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +168,7 @@ def test_nothing_is_overwritten_without_force(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-o", "report.html"), "cannot tell the format of 'report.html'"),
+        (("-o", "report.html"), "pages are written by another command"),
         (("-o", "report"), "use one of .txt, .json"),
         (("-o", "nosuch/report.txt"), "there is no folder nosuch"),
         (("-o", "folder.txt", "--force"), "is a folder"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 import pickle
 import sqlite3
@@ -13,13 +14,14 @@ import pytest
 
 from rankscope import pipeline
 from rankscope.cli import main
-from rankscope.model.tables import SCHEMA, Trace
+from rankscope.model.tables import SCHEMA, Table, Trace
 from rankscope.simulate import Fault, JobSpec, Mesh, simulate
 
 pytestmark = pytest.mark.slow
 
 Rows = list[tuple[Any, ...]]
 Tables = Iterable[str]
+INF = float("inf")
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +112,64 @@ def test_csv_has_to_be_asked_for(job: str, trace: Trace, tmp_path: Path) -> None
     assert main(["export", job, "-o", str(tmp_path / "out"), "--to", "csv"]) == 0
     rows = read_csv(tmp_path / "out", "group_members")
     assert rows == [tuple(map(str, row)) for row in values_of(trace, "group_members")]
+
+
+def test_the_format_alone_names_the_place(
+    job: str, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", job, "--to", "sqlite"]) == 0
+    assert read_sqlite(tmp_path / "rankscope.sqlite", ["ranks"]) == [values_of(trace, "ranks")]
+    capsys.readouterr()
+    assert main(["export", job]) == 2
+    assert "give -o OUT, --to FORMAT or both" in capsys.readouterr().err
+
+
+HOSTILE = [
+    "",
+    "NULL",
+    'it\'s "quoted", with comma',
+    "line\nbreak\r\n",
+    "\x1b[2J\u202e na\u00efve",
+    "nul\x00nul",
+    "=1+1",
+    "\\",
+]
+
+
+@pytest.fixture
+def hostile(monkeypatch: pytest.MonkeyPatch) -> Trace:
+    """Texts that formats could trip over, times that a float would round, numbers that JSON does not know."""
+    values = [0.1, float("nan"), float("inf"), float("-inf"), 5e-324, 1e308, 1 / 3, -0.0]
+    rows = [
+        {"name": name, "value": value, "time_ns": 2**63 - 1 - position, "step": position if position % 2 else -1}
+        for position, (name, value) in enumerate(zip(HOSTILE, values, strict=True))
+    ]
+    found = Trace(("job",), {"metrics": Table.from_rows("metrics", rows)})
+    monkeypatch.setattr(pipeline, "load", lambda *_, **__: found)
+    return found
+
+
+@pytest.mark.parametrize("name", ["out.duckdb", "out.sqlite", "out.json", "out.pickle", "out.parquet"])
+def test_hostile_values_come_back_as_they_were(name: str, hostile: Trace, tmp_path: Path) -> None:
+    path = tmp_path / name
+    assert main(["export", "job", "-o", str(path)]) == 0
+    (rows,) = READERS[name](path, ["metrics"])
+    expected = hostile.query("from metrics").fetchall()
+    if name == "out.json":
+        expected = [tuple(None if value in (INF, -INF) else value for value in row) for row in expected]
+        assert "Infinity" not in path.read_text()
+    assert rows == expected
+    assert [row[4] for row in rows] == HOSTILE
+
+
+def test_hostile_values_as_csv(hostile: Trace, tmp_path: Path) -> None:
+    assert main(["export", "job", "-o", str(tmp_path / "out"), "--to", "csv"]) == 0
+    with (tmp_path / "out" / "metrics.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert [row["name"] for row in written] == HOSTILE
+    assert [int(row["time_ns"]) for row in written] == hostile.table("metrics").array("time_ns").tolist()
+    assert [row["step"] for row in written[:2]] == ["", "1"]
 
 
 def test_a_pickle_needs_no_class(job: str, tmp_path: Path) -> None:

@@ -47,6 +47,29 @@ def test_values_that_json_does_not_know(job: str, capsys: pytest.CaptureFixture[
     assert (record["f"], record["f_1"]) == (1, 2)
 
 
+def test_the_statement_may_stand_in_a_file(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "count.sql").write_text(f"-- how often each operation was called\n{COUNT};\n", encoding="utf-8")
+    assert main(["query", job, COUNT]) == 0
+    expected = capsys.readouterr().out
+    assert main(["query", job, f"@{tmp_path / 'count.sql'}"]) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_a_file_that_is_no_text_is_no_statement(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.sql").write_bytes(b"\xff\xfe")
+    assert main(["query", job, f"@{tmp_path / 'x.sql'}"]) == 2
+    assert "x.sql: it is no text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("--json",), ("--format", "csv"), ()])
+def test_times_keep_their_nanoseconds(arguments: tuple[str, ...], job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "select make_timestamp_ns(1768485720007634889) as at, 1768485720007634889 as at_ns"
+    assert main(["query", job, sql, *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "14:02:00.007634889" in printed
+    assert "1768485720007634889" in printed
+
+
 def test_no_rows(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = "select rank from collectives where rank = 99"
     main(["query", job, nothing, "--json"])
@@ -89,6 +112,9 @@ def test_nothing_in_a_trace_steers_the_terminal(
         ("from zzzzzz", "Table with name zzzzzz does not exist", "the tables are files, ranks, "),
         ("selec 1", "syntax error", "rankscope tables"),
         ("from read_text('/etc/hostname')", "Permission Error", "rankscope export"),
+        ("", "this is no statement", "from ranks"),
+        ("from ranks; from ranks", "this is 2 statements", "from ranks"),
+        ("@nosuch.sql", "cannot read nosuch.sql: No such file", "@FILE"),
     ],
 )
 def test_errors_of_sql_are_two_lines(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from page_browser import Opened, expect
 
 from compile_page_building import HOSTILE, crowded_log, hostile_log, index_alone, job_log, report_of
 from rankscope.cli import main
@@ -17,48 +16,8 @@ from rankscope.simulate.compile_log import LogBuilder, ids_of
 from render.compile_tree.test_provenance import training_step
 
 pytestmark = pytest.mark.e2e
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-expect = playwright.expect
-CHROMIUM = shutil.which("chromium") or ""
-if not CHROMIUM:
-    pytest.skip("needs chromium", allow_module_level=True)
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with playwright.sync_playwright() as driver:
-        own = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield own
-        own.close()
-
-
-class Opened:
-    """A page, and what went wrong in it."""
-
-    def __init__(self, browser: Browser, **settings: Any) -> None:
-        self.context = browser.new_context(**settings)
-        self.page: Page = self.context.new_page()
-        self.problems: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.problems.append(message.text) if message.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-
-    def goto(self, path: Path, fragment: str = "") -> Page:
-        self.page.goto(path.as_uri() + fragment)
-        return self.page
-
-
-@pytest.fixture
-def opened(browser: Browser) -> Iterator[Opened]:
-    """Whatever a test does: no error in the console, and nothing is asked for but files."""
-    own = Opened(browser)
-    yield own
-    own.context.close()
-    assert own.problems == []
-    assert [url for url in own.requests if not url.startswith(("file:", "blob:", "about:"))] == []
 
 
 @pytest.fixture(scope="module")

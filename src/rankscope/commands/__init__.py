@@ -7,6 +7,7 @@ from __future__ import annotations
 
 # In the order in which the help lists them.
 COMMANDS = (
-    *("diagnose", "explain", "demo", "fr", "compile", "metrics", "link", "chakra"),
-    *("query", "export", "tables", "record", "logs", "desync", "attach", "completion"),
+    *("diagnose", "explain", "demo", "report", "timeline", "serve", "compare"),
+    *("fr", "compile", "metrics", "link", "chakra", "query", "export", "tables"),
+    *("record", "logs", "desync", "attach", "completion"),
 )

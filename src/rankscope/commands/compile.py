@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
-from rankscope.commands.diagnose import exit_code
+from rankscope.commands.diagnose import add_fail_on, exit_code
 from rankscope.commands.loading import add_reading_options, load_trace
 
 if TYPE_CHECKING:
@@ -44,12 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--serve", metavar="PORT", nargs="?", const=0, type=int, help="serve the report on 127.0.0.1 until Ctrl-C"
     )
     parser.add_argument("--compare", metavar=("OLD", "NEW"), nargs=2, help="say what changed between two runs")
-    parser.add_argument(
-        "--fail-on",
-        choices=("error", "warning", "info", "never"),
-        default="error",
-        help="exit with 1 when a finding is at least this severe (default: error)",
-    )
+    add_fail_on(parser)
     output.add_output_options(parser)
     add_reading_options(parser)
 

@@ -10,6 +10,7 @@ from rankscope.render import RENDERERS, Options, load_renderer
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Sequence
 
     from rankscope.model.finding import Report
 
@@ -21,13 +22,17 @@ def add_arguments(parser: ArgumentParser) -> None:
     output.add_output_options(parser)
     output.add_file_options(parser, RENDERERS)
     output.add_finding_options(parser)
+    add_fail_on(parser)
+    add_reading_options(parser)
+
+
+def add_fail_on(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on",
         choices=("error", "warning", "info", "never"),
         default="error",
         help="exit with 1 when a finding is at least this severe (default: error)",
     )
-    add_reading_options(parser)
 
 
 def run(args: Namespace) -> int:
@@ -64,11 +69,19 @@ def exit_code(report: Report, fail_on: str) -> int:
     return int(any(finding.severity in failing for finding in report.findings))
 
 
-def next_command(report: Report) -> str:
-    """The command most worth running after this answer."""
+def page_command(paths: Sequence[str], path: str = "report.html") -> str:
+    return f"rankscope report {_quoted(paths)} -o {_quoted([path])}"
+
+
+def _quoted(paths: Sequence[str]) -> str:
     import shlex
 
-    paths = " ".join(map(shlex.quote, report.capture.paths))
+    return " ".join(map(shlex.quote, paths))
+
+
+def next_command(report: Report) -> str:
+    """The command most worth running after this answer."""
+    paths = _quoted(report.capture.paths)
     is_calm = not (report.count("error") or report.count("warning"))
     if is_calm and "compile_log" in report.capture.sources:  # what compiling cost is told even where nothing is wrong
         return f"rankscope compile {paths}"
@@ -84,6 +97,8 @@ def _format(args: Namespace) -> str:
 
     if not args.output:
         return "json" if args.json else "txt"
+    if args.output.lower().endswith((".html", ".htm")):
+        raise UsageError("pages are written by another command", page_command(args.paths, args.output))
     chosen = output.output_format(args.output, RENDERERS)
     if args.json and chosen != "json":
         raise UsageError(f"--json does not go with -o {args.output}", "drop --json, or name a .json file")
@@ -92,4 +107,6 @@ def _format(args: Namespace) -> str:
 
 def _options(report: Report, args: Namespace) -> Options:
     shown = output.terminal_options(args, next_command(report))
+    if report.findings:
+        shown = shown._replace(page_command=page_command(report.capture.paths))
     return shown._replace(color=False, width=None) if args.output else shown

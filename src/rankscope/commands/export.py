@@ -24,7 +24,9 @@ CHAKRA = "chakra"
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"where to write: {OUTPUT_HELP}")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", help=f"where to write: {OUTPUT_HELP} (default: rankscope.FORMAT)"
+    )
     formats = (*FORMATS, CHAKRA)
     parser.add_argument("--to", choices=formats, help="the format, where the extension of OUT does not say it")
     parser.add_argument("--force", action="store_true", help="overwrite what exists")
@@ -37,6 +39,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    if not args.output:
+        if not args.to:
+            raise UsageError("where to, and in which format?", "give -o OUT, --to FORMAT or both")
+        args.output = f"rankscope.{args.to}"
     if args.to == CHAKRA:
         from rankscope.commands.export_chakra import export_chakra
 

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 HELP = "run SQL on the merged tables of all ranks"
 FORMATS = ("table", "json", "csv", "parquet")
 _BATCH_ROWS = 10_000
+_TIMES_AS_TEXT = ("TIMESTAMP WITH TIME ZONE", "TIMESTAMP_NS")
 _QUOTED = re.compile(r'"([^"]+)"|name (\w+)')
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
-    parser.add_argument("sql", metavar="SQL", help="the statement, in DuckDB's dialect; see rankscope tables")
+    parser.add_argument(
+        "sql", metavar="SQL", help="the statement, in DuckDB's dialect, or @FILE that holds it; see rankscope tables"
+    )
     parser.add_argument("--format", choices=FORMATS, help="how to print the rows (default: table)")
     parser.add_argument("--json", action="store_true", help="the same as --format json")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE: .json, .csv, .parquet or .txt")
@@ -40,10 +43,13 @@ def run(args: Namespace) -> int:
     from duckdb import Error
 
     from rankscope.model.database import connect, named_tables
+    from rankscope.model.query import check_single
 
+    args.sql = _statement(args.sql)
     trace = load_trace(args)
     connection = connect(trace, only=named_tables(args.sql))
     try:
+        check_single(connection, args.sql)
         if chosen == "parquet":
             _write_parquet(connection, trace, args)
         else:
@@ -58,6 +64,18 @@ def _format(args: Namespace) -> str:
     if chosen == "parquet" and not args.output:
         raise UsageError("Parquet does not go to the terminal", "name a file: -o rows.parquet")
     return chosen
+
+
+def _statement(given: str) -> str:
+    """What was given, or what the file behind @ holds."""
+    if not given.startswith("@"):
+        return given
+    try:
+        with open(given[1:], encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(f"cannot read {given[1:]}: {reason}", "@FILE names a file that holds the statement") from error
 
 
 def _write_parquet(connection: DuckDBPyConnection, trace: Trace, args: Namespace) -> None:
@@ -109,7 +127,7 @@ def _rows(result: DuckDBPyConnection) -> Iterator[Sequence[Any]]:
 
 
 def _with_plain_times(connection: DuckDBPyConnection, sql: str) -> str:
-    """Times with a zone, which to_timestamp() gives, become text: as Python values they need one package more."""
+    """Times become text where Python would need one package more for their zone, or lose their nanoseconds."""
     from duckdb import Error
 
     from rankscope.model.sql import quote_name
@@ -118,10 +136,10 @@ def _with_plain_times(connection: DuckDBPyConnection, sql: str) -> str:
         columns = connection.execute(f"DESCRIBE {_inner(sql)}").fetchall()
     except Error:  # not a query, or a wrong one: running it will tell
         return sql
-    zoned = [quote_name(column[0]) for column in columns if column[1] == "TIMESTAMP WITH TIME ZONE"]
-    if not zoned:
+    times = [quote_name(column[0]) for column in columns if column[1] in _TIMES_AS_TEXT]
+    if not times:
         return sql
-    casts = ", ".join(f"CAST({name} AS VARCHAR) AS {name}" for name in zoned)
+    casts = ", ".join(f"CAST({name} AS VARCHAR) AS {name}" for name in times)
     return f"SELECT * REPLACE ({casts}) FROM ({_inner(sql)})"
 
 

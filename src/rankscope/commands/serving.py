@@ -1,57 +1,131 @@
-"""Shows a written report to a browser on this machine, for where file:// is not at hand: containers, remote editors."""
+"""Serves to a browser on this machine: what every server of ours refuses, and the one for a written report.
+
+A server on 127.0.0.1 is within reach of every page that the user has open. So it answers only to a name of this
+machine (another name that leads here is an attack), only to reading, and only to pages of its own.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from http import HTTPStatus
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
 
 from rankscope.errors import OutputError
 
 ADDRESS = "127.0.0.1"
+_NAMES = (ADDRESS, "localhost")
+_IDLE_S = 60  # after this a connection that says nothing is closed
+_HEADERS = {
+    "Allow": "GET, HEAD",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",  # the address may hold a secret
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
 
 
-class _Handler(SimpleHTTPRequestHandler):
-    """Reads only: the base class has no other methods than GET and HEAD."""
+class Refusal(NamedTuple):
+    status: HTTPStatus
+    why: str
 
-    def send_head(self) -> Any:
-        # Any page on the web could reach this server through a name that leads to 127.0.0.1.
-        port = self.server.server_address[1]  # type: ignore[index]
-        if self.headers.get("Host", "") not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
-            self.send_error(HTTPStatus.FORBIDDEN, "this report is served to 127.0.0.1 and localhost only")
-            return None
-        return super().send_head()
+
+class LocalHandler(BaseHTTPRequestHandler):
+    """Refuses before anything is looked up."""
+
+    timeout = _IDLE_S
+    server_version, sys_version = "rankscope", ""
+    error_message_format = "%(message)s\n"
+    error_content_type = "text/plain; charset=utf-8"
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        refused = self.refusal()
+        if refused:
+            self.send_error(*refused)
+        return refused is None
+
+    def refusal(self) -> Refusal | None:
+        host = self.headers.get("Host", "")
+        # Any port: the user may have forwarded another one to ours. It is the name that tells friend from foe.
+        if host.partition(":")[0] not in _NAMES:
+            return Refusal(HTTPStatus.FORBIDDEN, "this report is served to 127.0.0.1 and localhost only")
+        if self.command not in ("GET", "HEAD"):
+            return Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "this report can only be read")
+        if self._is_foreign(host):
+            return Refusal(HTTPStatus.FORBIDDEN, "this report answers to no other page")
+        return None
+
+    def _is_foreign(self, host: str) -> bool:
+        """Asked for by a page from elsewhere. A link to here does no harm: the page that has it learns nothing."""
+        if self.headers.get("Origin", f"http://{host}") != f"http://{host}":
+            return True
+        is_link = (self.headers.get("Sec-Fetch-Mode"), self.headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
+        return not is_link and self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+
+    def end_headers(self) -> None:
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are nobody's business."""
 
 
-def report_server(folder: str, port: int) -> ThreadingHTTPServer:
+class LocalServer(ThreadingHTTPServer):
+    """One thread per connection: browsers open some that they do not use."""
+
+    allow_reuse_address = os.name == "posix"  # elsewhere two servers could share a port
+
+    @property
+    def url(self) -> str:
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle is no error."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+def listening_failed(port: int, error: Exception, hint: str) -> OutputError:
+    return OutputError(f"cannot listen on port {port}: {getattr(error, 'strerror', None) or error}", hint)
+
+
+def serve_until_interrupted(server: LocalServer, open_browser: bool) -> None:
+    if open_browser:
+        import webbrowser
+
+        webbrowser.open(server.url)
+    gc.enable()  # the command line has it off, which is for those that end soon
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        sys.stderr.write("\n")
+
+
+class _ReportHandler(LocalHandler, SimpleHTTPRequestHandler):
+    def list_directory(self, path: Any) -> None:
+        self.send_error(HTTPStatus.NOT_FOUND, "there is no such page")
+
+
+def report_server(folder: str, port: int) -> LocalServer:
     """Port 0 takes any that is free."""
 
-    class Handler(_Handler):
+    class Handler(_ReportHandler):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args, directory=folder)
 
     try:
-        return ThreadingHTTPServer((ADDRESS, port), Handler)
-    except OSError as error:
-        raise OutputError(
-            f"cannot listen on port {port}: {error.strerror}", "give another port: --serve 8123"
-        ) from error
+        return LocalServer((ADDRESS, port), Handler)
+    except (OSError, OverflowError) as error:
+        raise listening_failed(port, error, "give another port: --serve 8123") from error
 
 
 def serve_report(folder: str, port: int, open_browser: bool) -> None:
-    """Until Ctrl-C."""
+    """Until Ctrl-C. For where file:// is not at hand: containers, remote editors."""
     with report_server(folder, port) as server:
-        url = f"http://{ADDRESS}:{server.server_address[1]}/"
-        sys.stderr.write(f"Serving the report at {url} until Ctrl-C\n")
-        if open_browser:
-            import webbrowser
-
-            webbrowser.open(url)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            sys.stderr.write("\n")
+        sys.stderr.write(f"Serving the report at {server.url} until Ctrl-C\n")
+        serve_until_interrupted(server, open_browser)

@@ -6,22 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.commands import output
 from rankscope.commands.loading import add_reading_options, load_trace
+from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
 HELP = "list every table and column that query and export know"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="*", help="traces whose rows are to be counted")
+    parser.add_argument("--table", metavar="NAME", action="append", help="list this table alone; may be given again")
     output.add_output_options(parser)
     add_reading_options(parser)
 
 
 def run(args: Namespace) -> int:
-    records = _describe(_count_rows(args) if args.paths else None)
+    names = _chosen(args.table)
+    records = _describe(names, _count_rows(names, args) if args.paths else None)
     if args.json:
         output.print_json(records)
     else:
@@ -29,14 +32,23 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _count_rows(args: Namespace) -> dict[str, int]:
+def _chosen(asked: Sequence[str] | None) -> Collection[str]:
+    from rankscope.cli import did_you_mean
     from rankscope.model.tables import SCHEMA
 
+    for name in asked or ():
+        if name not in SCHEMA:
+            hint = did_you_mean(name, SCHEMA) or "rankscope tables lists them all"
+            raise UsageError(f"there is no table {name!r}", hint)
+    return asked or SCHEMA
+
+
+def _count_rows(names: Collection[str], args: Namespace) -> dict[str, int]:
     trace = load_trace(args)
-    return {name: len(trace.table(name)) for name in SCHEMA}
+    return {name: trace.n_rows(name) for name in names}
 
 
-def _describe(n_rows: dict[str, int] | None) -> list[dict[str, Any]]:
+def _describe(names: Collection[str], n_rows: dict[str, int] | None) -> list[dict[str, Any]]:
     from rankscope.model.tables import SCHEMA
 
     return [
@@ -46,7 +58,7 @@ def _describe(n_rows: dict[str, int] | None) -> list[dict[str, Any]]:
             **({"n_rows": n_rows[spec.name]} if n_rows is not None else {}),
             "columns": [{"name": column.name, "type": column.kind, "about": column.doc} for column in spec.columns],
         }
-        for spec in SCHEMA.values()
+        for spec in map(SCHEMA.__getitem__, names)
     ]
 
 
@@ -66,4 +78,5 @@ def _page(records: list[dict[str, Any]], args: Namespace) -> Iterator[str]:
             yield f"    {column['name']:{widths[0]}}  {column['type']:{widths[1]}}  {column['about']}"
         yield ""
     paths = " ".join(map(shlex.quote, args.paths)) or "PATH"
-    yield f'Next: rankscope query {paths} "from collectives limit 10"'
+    table = records[0]["table"] if args.table else "collectives"
+    yield f'Next: rankscope query {paths} "from {table} limit 10"'

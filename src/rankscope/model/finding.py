@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -134,6 +136,21 @@ class Report(msgspec.Struct, frozen=True):
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity == severity for finding in self.findings)
+
+    def _repr_html_(self) -> str:
+        from rankscope.render.notebook import report_html
+
+        return report_html(self)
+
+
+def finding_anchors(findings: Sequence[Finding]) -> list[str]:
+    """How a page and a command name each finding: H102-1 is the first one of that code."""
+    seen: Counter[str] = Counter()
+    anchors = []
+    for finding in findings:
+        seen[finding.code] += 1
+        anchors.append(f"{finding.code}-{seen[finding.code]}")
+    return anchors
 
 
 def format_ranks(ranks: tuple[int, ...] | list[int] | set[int], limit: int = 0) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from rankscope.errors import UsageError
 from rankscope.model.schema import Column, TableSpec
 from rankscope.model.schema_collected import COLLECTED_TABLES
 from rankscope.model.schema_comms import COMM_TABLES
@@ -19,6 +20,7 @@ from rankscope.model.schema_compile import COMPILE_TABLES
 from rankscope.model.schema_desync import DESYNC_TABLES
 from rankscope.model.schema_device import DEVICE_TABLES
 from rankscope.model.schema_execution import EXECUTION_TABLES
+from rankscope.model.schema_hangs import HANG_TABLES
 from rankscope.model.schema_host import HOST_TABLES
 from rankscope.model.schema_path import PATH_TABLES
 from rankscope.model.schema_profiler import PROFILER_TABLES
@@ -27,6 +29,10 @@ from rankscope.model.schema_recorder import RECORDER_TABLES
 __all__ = ["MISSING", "SCHEMA", "Array", "Column", "Part", "Table", "TableSpec", "Text", "Trace", "concat"]
 
 if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow
+    from duckdb import DuckDBPyRelation
     from numpy.typing import NDArray
 
     Array: TypeAlias = NDArray[Any]
@@ -36,6 +42,7 @@ MISSING = -1
 
 _ALL_TABLES = (
     *RECORDER_TABLES,
+    *HANG_TABLES,
     *PROFILER_TABLES,
     *COMM_TABLES,
     *DEVICE_TABLES,
@@ -147,6 +154,40 @@ class Table:
         for row in range(self.n_rows):
             yield {name: values[row] for name, values in lists.items()}
 
+    def to_numpy(self) -> dict[str, Array]:
+        """One array per column, text as objects. A missing integer is -1, a missing float NaN, a missing text empty."""
+        from rankscope.model.dataframes import to_numpy
+
+        return to_numpy(self)
+
+    def to_arrow(self) -> pyarrow.Table:
+        """What is missing is null, text is dictionary-encoded, times are int64."""
+        from rankscope.model.dataframes import to_arrow
+
+        return to_arrow(self)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Integers are nullable (Int64), text is categorical, times are integers."""
+        from rankscope.model.dataframes import to_pandas
+
+        return to_pandas(self)
+
+    def to_polars(self) -> polars.DataFrame:
+        """What is missing is null, text is Categorical, times are Int64."""
+        from rankscope.model.dataframes import to_polars
+
+        return to_polars(self)
+
+    def __repr__(self) -> str:
+        from rankscope.model.finding import count_noun
+
+        return f"Table {self.name}: {count_noun(self.n_rows, 'row')} of {', '.join(self.columns)}"
+
+    def _repr_html_(self) -> str:
+        from rankscope.render.notebook import table_html
+
+        return table_html(self)
+
 
 def concat(name: str, parts: Sequence[Table]) -> Table:
     """Appends tables of one kind, with one common list of values per text column. The parts are consumed."""
@@ -220,4 +261,30 @@ class Trace:
         if name in self.makers:
             self.tables[name] = self.makers[name](self)
             return self.tables[name]
+        if name not in SCHEMA:
+            raise UsageError(f"there is no table {name!r}", "rankscope tables lists them all")
         return concat(name, [])
+
+    def query(self, sql: str) -> DuckDBPyRelation:
+        """The rows of a statement over all tables, in DuckDB's dialect: a relation with fetchall(), df(), pl(), ...
+
+        The way to ask large tables: only the columns that the statement names are read, and only its rows are kept.
+        """
+        from rankscope.model.query import query
+
+        return query(self, sql)
+
+    def __repr__(self) -> str:
+        from rankscope.model.finding import count_noun
+
+        return f"Trace of {', '.join(self.paths)}: {count_noun(len(self.held_rows()), 'table')} with rows"
+
+    def _repr_html_(self) -> str:
+        from rankscope.render.notebook import trace_html
+
+        return trace_html(self)
+
+    def held_rows(self) -> dict[str, int]:
+        """How many rows the tables have that are at hand and not empty; derived ones are, once they were asked for."""
+        counts = {name: self.n_rows(name) for name in SCHEMA if name in self.parts or name in self.tables}
+        return {name: count for name, count in counts.items() if count}

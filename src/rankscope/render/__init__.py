@@ -28,6 +28,7 @@ class Options(NamedTuple):
     source: bool = True
     base: str = ""  # files below this folder are shown relative to it, relative ones are looked up in it
     next_command: str = ""
+    page_command: str = ""  # what writes the same answer as a page
 
 
 Renderer = Callable[["Report", Options], Iterator[str]]

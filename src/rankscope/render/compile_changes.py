@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankscope.model.compile_changes import CacheChange, Change, CompileChanges, RunTotals, TimeChange
 from rankscope.model.finding import count_noun, format_duration, format_ranks
@@ -16,25 +16,51 @@ _PLURALS = {"graph break": "graph breaks", "reason to recompile": "reasons to re
 _WORTH_SHOWING_NS = 1_000_000  # less than that is noise in any compilation
 
 
+class Section(NamedTuple):
+    """A table with a title."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+
 def change_lines(changes: CompileChanges, width: int | None = None) -> Iterator[str]:
     yield f"Compared {_side(changes.old)} with {_side(changes.new)}"
     yield ""
-    yield _verdict(changes)
+    yield change_verdict(changes)
     yield ""
     yield from table_lines(("", "old", "new", "change"), _totals(changes), width)
-    sections = (
-        ("Graph breaks", changes.graph_breaks),
-        ("Recompilations", changes.recompiles),
-        ("Failures", changes.failures),
-    )
-    for title, found in sections:
-        yield from _section(title, ("", "where", "old", "new", "what"), [_change_row(one) for one in found], width)
-    yield from _section("Caches", ("cache", "old hit rate", "new hit rate"), _cache_rows(changes.caches), width)
-    heads = ("old", "new", "change")
+    for section in change_sections(changes):
+        yield from section_lines(section, width)
+
+
+def change_sections(changes: CompileChanges) -> Iterator[Section]:
+    """Those that have something to tell."""
+    heads = ("", "where", "old", "new", "what")
+    yield from _filled("Graph breaks", heads, [_change_row(one) for one in changes.graph_breaks])
+    yield from _filled("Recompilations", heads, [_change_row(one) for one in changes.recompiles])
+    yield from _filled("Failures", heads, [_change_row(one) for one in changes.failures])
+    yield from _filled("Caches", ("cache", "old hit rate", "new hit rate"), _cache_rows(changes.caches))
+    times = ("old", "new", "change")
     lines = sorted(changes.lines, key=lambda time: -abs(time.change_ns))
-    yield from _section("Time per line", ("where", *heads), _time_rows(lines), width)
-    yield from _section("Time per phase", ("phase", *heads), _time_rows(changes.phases), width)
-    yield from _section("Time per pass", ("pass", *heads), _time_rows(changes.passes), width)
+    yield from _filled("Time per line", ("where", *times), _time_rows(lines))
+    yield from _filled("Time per phase", ("phase", *times), _time_rows(changes.phases))
+    yield from _filled("Time per pass", ("pass", *times), _time_rows(changes.passes))
+
+
+def _filled(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[Section]:
+    if rows:
+        yield Section(title, heads, rows)
+
+
+def section_lines(
+    section: Section, width: int | None, max_rows: int = _MAX_ROWS, more: str = "--json lists all"
+) -> Iterator[str]:
+    yield ""
+    yield section.title
+    yield from table_lines(section.heads, section.rows[:max_rows], width)
+    if len(section.rows) > max_rows:
+        yield f"... and {len(section.rows) - max_rows} more: {more}"
 
 
 def _side(totals: RunTotals) -> str:
@@ -45,7 +71,7 @@ def _side(totals: RunTotals) -> str:
     return f"{paths} ({', '.join(what)})" if totals.ranks else paths
 
 
-def _verdict(changes: CompileChanges) -> str:
+def change_verdict(changes: CompileChanges) -> str:
     """`Worse: 2 new graph breaks, 1 failure gone. Compiling takes 3.1 s instead of 1.2 s per rank.`"""
     words = []
     for noun, found in zip(_PLURALS, (changes.graph_breaks, changes.recompiles, changes.failures), strict=True):
@@ -75,16 +101,6 @@ def _totals(changes: CompileChanges) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = [(name, str(a), str(b), f"{b - a:+}" if a != b else "") for name, a, b in counts]
     times = TimeChange("time", "", -1, -1, old.total_ns, new.total_ns)
     return [*rows, ("time", *_time_cells(times))]
-
-
-def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None) -> Iterator[str]:
-    if not rows:
-        return
-    yield ""
-    yield title
-    yield from table_lines(heads, rows[:_MAX_ROWS], width)
-    if len(rows) > _MAX_ROWS:
-        yield f"... and {len(rows) - _MAX_ROWS} more: --json lists all"
 
 
 def _change_row(change: Change) -> tuple[Any, ...]:

@@ -102,7 +102,8 @@ def _write_json(connection: DuckDBPyConnection, tables: Tables, part: str, progr
         for name, source in _each(tables, progress):
             file.write(f'{between_tables}"{name}": [')
             between_rows = "\n"
-            for batch in _batches(connection, f"SELECT CAST(to_json(row) AS VARCHAR) FROM {source} AS row"):
+            rows = f"({_finite_rows(connection, source)}) AS row"
+            for batch in _batches(connection, f"SELECT CAST(to_json(row) AS VARCHAR) FROM {rows}"):
                 file.write(between_rows + ",\n".join(text for (text,) in batch))
                 between_rows = ",\n"
             file.write("\n]")
@@ -168,6 +169,13 @@ def _columns(connection: DuckDBPyConnection, source: str) -> list[tuple[str, str
     """Name and type of each column."""
     rows = connection.execute(f"DESCRIBE FROM {source}").fetchall()
     return [(row[0], row[1]) for row in rows]
+
+
+def _finite_rows(connection: DuckDBPyConnection, source: str) -> str:
+    """JSON knows neither NaN nor infinity: they are null."""
+    floats = [quote_name(name) for name, kind in _columns(connection, source) if kind in ("FLOAT", "DOUBLE")]
+    finite = ", ".join(f"CASE WHEN isfinite({name}) THEN {name} END AS {name}" for name in floats)
+    return f"SELECT *{f' REPLACE ({finite})' if finite else ''} FROM {source}"
 
 
 def _sqlite_column(column: tuple[str, str]) -> str:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import html
+import re
 from collections.abc import Iterable, Sequence
-from html import escape
 from importlib.resources import files
+
+from rankscope.render.escape import escape as visible
+
+# What one cannot see and what turns the direction of writing could disguise a text as another one.
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
 
 
 def text(value: object) -> str:
     """Text for between tags and for attributes in double quotes."""
-    return escape(str(value))
+    return html.escape(_HIDDEN.sub(lambda found: visible(found.group()), str(value)))
 
 
 def text_bytes(payload: bytes) -> bytes:
@@ -32,14 +40,19 @@ def digest(content: str) -> str:
 
 
 @functools.lru_cache
-def page_frame(title: str, styles: Sequence[str] = ("page.css",), scripts: Sequence[str] = ()) -> tuple[str, str]:
+def page_frame(
+    title: str, styles: Sequence[str] = ("page.css",), scripts: Sequence[str] = (), may_ask: bool = False
+) -> tuple[str, str]:
     """What stands before and behind the body. `styles` and `scripts` name assets; they stand in the page itself,
-    and the page's policy allows these and nothing else. Both must be tuples."""
+    and the page's policy allows these and nothing else. Both must be tuples. One that `may_ask` can load data from
+    the server that it came from."""
     style = "\n".join(map(asset, styles))
     script = "\n".join(map(asset, scripts))
     allowed = f"default-src 'none'; style-src {digest(style)}; img-src data:"
     if script:
         allowed += f"; script-src {digest(script)}"
+    if may_ask:
+        allowed += "; connect-src 'self'"
     head = (
         "<!DOCTYPE html>\n"
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'

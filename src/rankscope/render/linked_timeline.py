@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
-import msgspec
+import numpy as np
 
 from rankscope.model.database import database
 from rankscope.model.tables import Trace
+from rankscope.render.timeline.chrome import ROWS_AT_ONCE, EventFile, common_clock, label
+from rankscope.render.timeline.lanes import MAX_LANES, lanes_of
 from rankscope.render.whole_file import whole_binary
 
 # Nesting shows what calls what, and tracks show the order of threads and streams: these need no arrows.
 FLOWS = ("launch", "sync", "backward", "data", "handover", "collective")
-_ROWS_AT_ONCE = 10_000
 _STREAM_TRACKS = 1 << 40  # thread numbers that no system gives out
 _DEVICE_TRACKS = 1 << 20
 _LANES = 1 << 44
-_MAX_LANES = 64
-
-
-def _common(column: str) -> str:
-    """A time on the clock that all ranks share. Whatever lay within another span still does."""
-    drifted = f"CASE WHEN isfinite(c.drift_ppb) THEN round(c.drift_ppb / 1e9 * ({column} - c.at_ns))::BIGINT END"
-    return f"({column} - coalesce(c.offset_ns, 0) - coalesce({drifted}, 0))"
-
+_NUMBERED = 1 << 30  # Perfetto takes thread numbers of 32 bits: from here on they are ours
 
 # Everything that is drawn, in one place. Only with its rank is a kernel's number unique in a file: exports of nsys hold
 # several processes. Durations from clean steps do not fit between the beginnings of these: they are told, not drawn.
@@ -51,14 +44,14 @@ recorded AS (
     SEMI JOIN (SELECT DISTINCT profile_id, rank FROM et_links) AS p
         ON p.profile_id = k.file_id AND p.rank IS NOT DISTINCT FROM k.rank
 )
-SELECT what, key_file, key, s.rank, track, {_common("start_ns")} AS start_ns,
-       {_common("end_ns")} - {_common("start_ns")} AS duration_ns
+SELECT what, key_file, key, s.rank, track, {common_clock("start_ns")} AS start_ns,
+       {common_clock("end_ns")} - {common_clock("start_ns")} AS duration_ns
 FROM spans AS s
 LEFT JOIN profile_clocks AS c ON c.file_id = s.profile_id AND c.rank IS NOT DISTINCT FROM s.rank
 """
 _IN_ORDER = """
-SELECT rowid, rank, track, start_ns, start_ns + duration_ns FROM linked_spans
-ORDER BY rank, track, start_ns, duration_ns DESC, rowid
+SELECT rowid AS number, dense_rank() OVER (ORDER BY rank, track) AS place, start_ns, start_ns + duration_ns AS end_ns
+FROM linked_spans ORDER BY place, start_ns, duration_ns DESC, rowid
 """
 _NODES = """
 SELECT s.rank, s.track, s.start_ns, s.duration_ns, n.name, n.node_id, n.parent_id, n.record_id, n.seq_id, l.step,
@@ -98,61 +91,54 @@ def write_linked_timeline(trace: Trace, path: str) -> int:
     connection.execute(_SPANS).fetchall()
     _set_aside(trace)
     [(base_ns,)] = connection.execute("SELECT coalesce(min(start_ns), 0) FROM linked_spans").fetchall()
-    n_events = 0
-    with whole_binary(path) as out:
-        out.write(b'{"writer":"rankscope","displayTimeUnit":"ns","baseTimeNanoseconds":%d,"traceEvents":[' % base_ns)
-        events = _events(trace, base_ns)
-        while batch := [*islice(events, _ROWS_AT_ONCE)]:  # single writes would cost more than the compression
-            out.write(b",\n" if n_events else b"\n")
-            out.write(b",\n".join(map(msgspec.json.encode, batch)))
-            n_events += len(batch)
-        out.write(b"\n]}\n")
-    return n_events
+    with whole_binary(path) as file:
+        head = {"writer": "rankscope", "displayTimeUnit": "ns", "baseTimeNanoseconds": base_ns}
+        out = EventFile(file, head)
+        out.write_events(_events(trace, base_ns))
+        out.close()
+    return out.n_events
 
 
 def _set_aside(trace: Trace) -> None:
-    """Viewers drop what begins within a span and ends after it, as transfers of gloo do: it gets a track beside."""
-    moved: dict[int, list[int]] = {}
-    place: tuple[int, int] | None = None
-    lanes: list[list[int]] = []
-    for row, rank, track, start, end in _rows(trace, _IN_ORDER):
-        if place != (rank, track):
-            place, lanes = (rank, track), []
-        if lane := _take_lane(lanes, start, end):
-            moved.setdefault(lane, []).append(row)
-    for lane, rows in moved.items():
+    """Transfers of gloo begin within a span and end after it: such ones get a track beside."""
+    connection = database(trace)
+    found = connection.execute(_IN_ORDER).fetchnumpy()
+    lanes = np.minimum(lanes_of(found["place"], found["start_ns"], found["end_ns"]), MAX_LANES - 1)
+    for lane in np.unique(lanes[lanes > 0]).tolist():
         update = f"UPDATE linked_spans SET track = track + {lane * _LANES} WHERE rowid IN (SELECT unnest(?))"
-        database(trace).execute(update, [rows]).fetchall()
+        connection.execute(update, [found["number"][lanes == lane].tolist()]).fetchall()
 
 
-def _take_lane(lanes: list[list[int]], start: int, end: int) -> int:
-    """The first lane in which the span lies wholly within or after the others; `lanes` has the ends of open spans."""
-    for number, ends in enumerate(lanes):
-        while ends and ends[-1] <= start:
-            ends.pop()
-        if not ends or end <= ends[-1]:
-            ends.append(end)
-            return number
-    if len(lanes) < _MAX_LANES:
-        lanes.append([end])
-    return len(lanes) - 1
+def _thread_numbers(trace: Trace) -> dict[tuple[int, int], int]:
+    """What each track is called in the file: threads bear their own number where it is short enough."""
+    numbers: dict[tuple[int, int], int] = {}
+    for rank, track in _rows(trace, "SELECT DISTINCT rank, track FROM linked_spans ORDER BY ALL"):
+        numbers[rank, track] = track if track < _NUMBERED else _NUMBERED + len(numbers)
+    return numbers
 
 
 def _events(trace: Trace, base_ns: int) -> Iterator[dict[str, Any]]:
-    yield from _names(trace)
+    threads = _thread_numbers(trace)
+    yield from _names(trace, threads)
     for rank, track, start, duration, name, *about in _rows(trace, _NODES):
         node, parent, record, sequence, step, own, clean, how, shapes, types = about
         args = {"node": node, "parent": parent, "record function": record, "sequence": sequence, "step": step}
         args |= {"own us": _us(own), "us without the observer": _us(clean)}
         args |= {"linked by": how, "shapes": shapes, "types": types}
-        yield _span(rank, track, (start - base_ns, duration), name, "node", args)
+        yield _span(rank, threads[rank, track], (start - base_ns, duration), name, "node", args)
     for rank, track, start, duration, name, kernel, kind, stream, step, n_bytes in _rows(trace, _KERNELS):
         args = {"kernel": kernel, "stream": stream, "step": step, "bytes": n_bytes}
-        yield _span(rank, track, (start - base_ns, duration), name, kind, args)
+        yield _span(rank, threads[rank, track], (start - base_ns, duration), name, kind, args)
     for number, (kind, from_rank, from_track, begin, rank, track, end) in enumerate(_rows(trace, _ARROWS)):
         arrow = {"cat": kind, "name": kind, "id": number}
-        yield {"ph": "s", **arrow, "pid": from_rank, "tid": from_track, "ts": (begin - base_ns) / 1000}
-        yield {"ph": "f", "bp": "e", **arrow, "pid": rank, "tid": track, "ts": (end - base_ns) / 1000}
+        yield {
+            "ph": "s",
+            **arrow,
+            "pid": from_rank,
+            "tid": threads[from_rank, from_track],
+            "ts": (begin - base_ns) / 1000,
+        }
+        yield {"ph": "f", "bp": "e", **arrow, "pid": rank, "tid": threads[rank, track], "ts": (end - base_ns) / 1000}
 
 
 def _us(nanoseconds: int | None) -> float | None:
@@ -160,36 +146,32 @@ def _us(nanoseconds: int | None) -> float | None:
 
 
 def _span(
-    rank: int, track: int, time_ns: tuple[int, int], name: str, kind: str, args: dict[str, Any]
+    rank: int, thread: int, time_ns: tuple[int, int], name: str, kind: str, args: dict[str, Any]
 ) -> dict[str, Any]:
     start, duration = time_ns
     known = {key: value for key, value in args.items() if value not in (None, "")}
-    place = {"pid": rank, "tid": track, "ts": start / 1000, "dur": duration / 1000}
+    place = {"pid": rank, "tid": thread, "ts": start / 1000, "dur": duration / 1000}
     return {"ph": "X", "cat": kind, "name": name, **place, "args": known}
 
 
-def _names(trace: Trace) -> Iterator[dict[str, Any]]:
+def _names(trace: Trace, threads: dict[tuple[int, int], int]) -> Iterator[dict[str, Any]]:
     seen: set[int] = set()
     for rank, track, device, stream in _rows(trace, _TRACKS):
         if rank not in seen:
             seen.add(rank)
-            yield _label("process_name", rank, 0, f"rank {rank}")
-            yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
+            yield label("process_name", rank, 0, name=f"rank {rank}")
+            yield label("process_sort_index", rank, 0, sort_index=rank)
         lane, own = divmod(track, _LANES)
         name = f"thread {own}" if own < _STREAM_TRACKS else _stream(device, stream)
-        yield _label("thread_name", rank, track, f"{name}, beside" if lane else name)
+        yield label("thread_name", rank, threads[rank, track], name=f"{name}, beside" if lane else name)
 
 
 def _stream(device: int | None, stream: int | None) -> str:
     return f"device {device if device is not None else '?'}, stream {stream if stream is not None else '?'}"
 
 
-def _label(what: str, rank: int, track: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": rank, "tid": track, "args": {"name": name}}
-
-
 def _rows(trace: Trace, sql: str) -> Iterator[tuple[Any, ...]]:
     """All of them have to be taken before the next query: it uses the same connection."""
     found = database(trace).execute(sql)
-    while rows := found.fetchmany(_ROWS_AT_ONCE):
+    while rows := found.fetchmany(ROWS_AT_ONCE):
         yield from rows

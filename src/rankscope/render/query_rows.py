@@ -12,15 +12,18 @@ from typing import Any
 
 from rankscope.render.escape import escape
 
+# Never written: the writer quotes what holds a character of it, and a field may hold either.
+_LINE_END = "\r\n"
+
 
 def csv_lines(heads: Sequence[str], rows: Iterable[Sequence[Any]], to_terminal: bool = False) -> Iterator[str]:
     """A head line and the rows; NULL is an empty field. A terminal gets control characters as escapes."""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="")
+    writer = csv.writer(buffer, lineterminator=_LINE_END)
     for row in chain([heads], rows):
         cells = map(_csv_cell, row)
         writer.writerow([escape(cell) for cell in cells] if to_terminal else cells)
-        yield buffer.getvalue()
+        yield buffer.getvalue().removesuffix(_LINE_END)
         buffer.seek(0)
         buffer.truncate()
 

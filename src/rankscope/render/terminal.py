@@ -7,43 +7,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
 from typing import NamedTuple
 
 from rankscope.model.finding import (
-    SEVERITIES,
     Capture,
-    Check,
     Finding,
-    GroupRef,
     Location,
     Report,
-    StackGroup,
     count_noun,
-    format_duration,
-    format_ranks,
     ranks_phrase,
 )
 from rankscope.render import Options
 from rankscope.render.compare import comparison_lines
 from rankscope.render.escape import escape
+from rankscope.render.finding_words import (
+    capture_parts,
+    found_counts,
+    merged_stacks,
+    peers_phrase,
+    remarks_of,
+    skipped_phrase,
+    sources_phrase,
+    where_parts,
+)
 from rankscope.render.source import source_line
 
 MAX_FULL_FINDINGS = 5
 MAX_FRAMES = 3
-SOURCE_NOUNS = {
-    "flight_recorder": "Flight Recorder dump",
-    "execution_trace": "execution trace",
-    "kineto": "profiler trace",
-    "nsys": "Nsight Systems report",
-    "compile_log": "compile log",
-    "torch_logs": "TORCH_LOGS file",
-    "thread_stacks": "stack file",
-    "metrics": "metrics file",
-    "manifest": "manifest",
-    "desync": "desync report",
-}
-MAX_NAMED_CHECKS = 4
 # Meaning never hangs on colour alone: each style only repeats what a word or a sign beside it says.
 SGR = {
     "error": "1;31",
@@ -100,36 +90,13 @@ def _report_lines(report: Report, options: Options) -> Iterator[Line]:
 
 
 def _head(capture: Capture, options: Options) -> Iterator[Line]:
-    sources = [count_noun(n, SOURCE_NOUNS.get(name, f"{name} file")) for name, n in sorted(capture.sources.items())]
     where = _shown_path(capture.paths[0], options) if len(capture.paths) == 1 else f"{len(capture.paths)} paths"
-    yield from _flow([], f"Read {', '.join(sources) or 'no trace'} from {where}", options)
-    n_ranks = len(capture.ranks)
-    of_world = f"{n_ranks:,} of " if n_ranks < capture.world_size else ""
-    parts = [of_world + count_noun(max(n_ranks, capture.world_size), "rank")]
-    if capture.hosts:
-        parts.append(count_noun(len(capture.hosts), "host"))
-    if capture.n_groups:
-        parts.append(count_noun(capture.n_groups, "process group"))
-    if capture.n_calls:
-        parts.append(count_noun(capture.n_calls, "call"))
-    if capture.n_steps and capture.step_ns is not None:
-        parts.append(f"{count_noun(capture.n_steps, 'step')} of {format_duration(capture.step_ns)}")
-    if capture.devices:
-        parts.append(" and ".join(capture.devices[:2]))
-    if capture.first_ns is not None and capture.last_ns is not None:
-        parts.append(_time_span(capture.first_ns, capture.last_ns))
-    yield from _flow([], parts, options)
-
-
-def _time_span(first_ns: int, last_ns: int) -> str:
-    first, last = (datetime.fromtimestamp(ns // 10**9, timezone.utc) for ns in (first_ns, last_ns))
-    end_format = "%H:%M:%S" if first.date() == last.date() else "%Y-%m-%d %H:%M:%S"
-    return f"{first:%Y-%m-%d %H:%M:%S} to {last:{end_format}} UTC"
+    yield from _flow([], f"Read {sources_phrase(capture)} from {where}", options)
+    yield from _flow([], capture_parts(capture), options)
 
 
 def _foot(report: Report, options: Options) -> Iterator[Line]:
-    counts = [(severity, report.count(severity)) for severity in SEVERITIES]
-    found = [count_noun(n, severity, "info" if severity == "info" else "") for severity, n in counts if n]
+    found = found_counts(report)
     if not options.show_all:
         n_short = max(0, len(report.findings) - MAX_FULL_FINDINGS)
         folded = [f"{n_short} shown by title only"] if n_short else []
@@ -139,9 +106,11 @@ def _foot(report: Report, options: Options) -> Iterator[Line]:
     yield from _flow([], f"Found {', '.join(found) or 'no problem'}.", options, style="title")
     if not found or options.show_all:
         yield from _checked(report, options)
-    skipped = _skipped(report.checks, options.show_all)
+    skipped = skipped_phrase(report.checks, options.show_all)
     if skipped:
         yield from _flow([Span("Not checked: ")], skipped, options)
+    if options.page_command:
+        yield [Span("As a page: "), Span(options.page_command, "title")]
     if options.next_command:
         yield [Span("Next: "), Span(options.next_command, "title")]
 
@@ -154,19 +123,6 @@ def _checked(report: Report, options: Options) -> Iterator[Line]:
         yield from _flow([Span("Checked and in order: ")], ", ".join(in_order), options)
 
 
-def _skipped(checks: tuple[Check, ...], show_all: bool) -> str:
-    """By reason; a whole family of rules, which another kind of trace would need, is counted, not listed."""
-    by_reason: dict[str, list[str]] = {}
-    for check in checks:
-        if check.status == "skipped":
-            by_reason.setdefault(check.why, []).append(check.rule)
-    named = {
-        why: ", ".join(rules) if show_all or len(rules) <= MAX_NAMED_CHECKS else f"{len(rules)} rules"
-        for why, rules in by_reason.items()
-    }
-    return "; ".join(rules + (f" ({why})" if why else "") for why, rules in named.items())
-
-
 # One finding
 
 
@@ -174,7 +130,7 @@ def _finding_lines(finding: Finding, options: Options) -> Iterator[Line]:
     sites = [site for site in (finding.peer_location, finding.location) if site]
     gutter = max(3, *(len(str(site.line)) for site in sites), 0)
     yield from _title(finding, options)
-    where = _where(finding)
+    where = where_parts(finding)
     if where:
         yield from _flow([Span(" " * (gutter - 1) + "--> ", "frame")], where, options)
     if finding.evidence.comparison:
@@ -187,24 +143,6 @@ def _finding_lines(finding: Finding, options: Options) -> Iterator[Line]:
 def _title(finding: Finding, options: Options) -> Iterator[Line]:
     head = [Span(f"{finding.severity}[{finding.code}] ", finding.severity)]
     yield from _flow(head, finding.title, options, style="title", indent=2)
-
-
-def _where(finding: Finding) -> list[str]:
-    parts = [_group_phrase(finding.group)] if finding.group else []
-    if finding.collective:
-        kind = "transfer" if finding.collective.p2p else "collective"
-        # The comparison below shows the operation; without one it has to be said here.
-        op = "" if finding.evidence.comparison else f" ({finding.collective.op})"
-        parts.append(f"{kind} {finding.collective.seq}{op}")
-    if finding.evidence.waiting_ns is not None:
-        parts.append(f"waiting {format_duration(finding.evidence.waiting_ns)}")
-    return parts
-
-
-def _group_phrase(group: GroupRef) -> str:
-    desc = f' "{group.desc}"' if group.desc else ""
-    members = count_noun(len(group.ranks), "rank") + (", members inferred" if group.inferred else "")
-    return f"group {group.name}{desc} ({members}: {format_ranks(group.ranks, limit=4)})"
 
 
 def _comparison(finding: Finding, gutter: int, options: Options) -> Iterator[Line]:
@@ -221,11 +159,11 @@ def _locations(finding: Finding, gutter: int, options: Options) -> Iterator[Line
     culprits = ranks_phrase(finding.ranks) if finding.ranks else ""
     sites: list[tuple[Location, str]] = []
     if finding.peer_location and finding.peer_location == finding.location:
-        whose = " and ".join(filter(None, (_peers_phrase(finding), culprits)))
+        whose = " and ".join(filter(None, (peers_phrase(finding), culprits)))
         sites = [(finding.peer_location, whose)]
     else:
         if finding.peer_location:
-            sites.append((finding.peer_location, _peers_phrase(finding)))
+            sites.append((finding.peer_location, peers_phrase(finding)))
         if finding.location:
             sites.append((finding.location, culprits))
     shown = [_shown_location(site, options) for site, _ in sites]
@@ -248,23 +186,9 @@ def _site_line(text: str, whose: str, gutter: int, options: Options) -> Iterator
         yield from _flow([Span(" " * len(arrow.text))], whose, options, style="faint")
 
 
-def _peers_phrase(finding: Finding) -> str:
-    """Who the others are: as the evidence names them, else the rest of the group."""
-    culprits = set(finding.ranks)
-    if finding.evidence.comparison:
-        for side in finding.evidence.comparison.sides:
-            if side.ranks and culprits.isdisjoint(side.ranks):
-                return side.label or ranks_phrase(side.ranks)
-    for stack in finding.evidence.stacks:
-        if stack.frames and finding.peer_location in stack.frames and culprits.isdisjoint(stack.ranks):
-            return stack.label or ranks_phrase(stack.ranks)
-    others = tuple(rank for rank in finding.group.ranks if rank not in culprits) if finding.group else ()
-    return ranks_phrase(others) if others else ""
-
-
 def _stacks(finding: Finding, gutter: int, options: Options) -> Iterator[Line]:
     bar = Span(" " * gutter + "| ", "frame")
-    for stack in _merged_stacks(finding.evidence.stacks):
+    for stack in merged_stacks(finding.evidence.stacks):
         if not stack.frames or stack.frames in ((finding.location,), (finding.peer_location,)):
             continue  # the code sites above have said it
         n_shown = len(stack.frames) if options.show_all else MAX_FRAMES
@@ -277,29 +201,10 @@ def _stacks(finding: Finding, gutter: int, options: Options) -> Iterator[Line]:
             yield [bar, Span(f"  ({count_noun(stack.n_hidden, 'frame')} of torch left out)", "faint")]
 
 
-def _merged_stacks(stacks: tuple[StackGroup, ...]) -> list[StackGroup]:
-    """Ranks that stand at the same place are one entry, however the evidence listed them."""
-    merged: dict[tuple[Location, ...], StackGroup] = {}
-    for stack in stacks:
-        known = merged.get(stack.frames)
-        if known:
-            ranks = tuple(sorted({*known.ranks, *stack.ranks}))
-            stack = StackGroup(ranks, ranks_phrase(ranks), stack.frames, max(known.n_hidden, stack.n_hidden))
-        merged[stack.frames] = stack
-    return list(merged.values())
-
-
 def _remarks(finding: Finding, gutter: int, options: Options) -> Iterator[Line]:
-    evidence = finding.evidence
-    remarks = [("certain:", text) for text in evidence.certain]
-    remarks += [("likely:", text) for text in evidence.likely]
-    remarks += [("help:", finding.help)] if finding.help else []
-    remarks += [("note:", text) for text in evidence.notes]
-    if finding.certainty != "certain":
-        remarks.append(("note:", f"this verdict is {finding.certainty}, not certain"))
-    for label, text in remarks:
-        style = "help" if label == "help:" else "label"
-        yield from _flow([Span(" " * gutter + "= ", "frame"), Span(f"{label:9}", style)], text, options)
+    for label, text in remarks_of(finding):
+        style = "help" if label == "help" else "label"
+        yield from _flow([Span(" " * gutter + "= ", "frame"), Span(f"{label + ':':9}", style)], text, options)
 
 
 # Layout

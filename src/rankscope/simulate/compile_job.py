@@ -115,7 +115,7 @@ def _recompile_to_the_limit(log: LogBuilder, random: Random) -> None:
         if version < _LIMIT:
             _compile(log, compile_id, random.uniform(3, 4))
         else:
-            failure = f"Dynamo recompile limit exceeded\\n  Explanation: exceeded the recompile_limit ({_LIMIT})."
+            failure = f"Dynamo recompile limit exceeded\n  Explanation: exceeded the recompile_limit ({_LIMIT})."
             nameless: dict[str, Any] = {
                 "co_name": None,
                 "co_filename": None,

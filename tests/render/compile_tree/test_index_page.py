@@ -11,7 +11,8 @@ from urllib.parse import unquote
 import pytest
 
 from compile_page_building import HOSTILE, crowded_log, hostile_log, index_alone, job_log, report_of
-from rankscope.render.compile_tree.listing import (
+from rankscope.render.html import asset
+from rankscope.render.listing import (
     Column,
     Later,
     cell,
@@ -21,7 +22,6 @@ from rankscope.render.compile_tree.listing import (
     table,
     without_empty,
 )
-from rankscope.render.html import asset
 from rankscope.simulate.compile_log import TRAIN, USER_SITE, LogBuilder, Site
 
 
@@ -233,7 +233,7 @@ def test_bars_fill_no_more_than_their_width(report: Path) -> None:
 
 
 def test_own_scripts_stay_small() -> None:
-    assert sum(len(asset(name).encode()) for name in ("compile.js", "code.js", "pack.js")) < 60_000
+    assert sum(len(asset(name).encode()) for name in ("page.js", "code.js", "pack.js")) < 60_000
 
 
 def test_rows_beyond_the_first_wait_in_order() -> None:

@@ -7,10 +7,10 @@ tree has moved, by the file's name.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from pathlib import PurePath
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from rankscope.analyze.compare.pairing import Spot, paired_spots
 from rankscope.analyze.compile.causes import causes_of, phrase
 from rankscope.analyze.compile.chains import chains_of, is_limit
 from rankscope.analyze.compile.ledger import PHASES
@@ -27,18 +27,8 @@ from rankscope.model.compile_changes import (
 )
 from rankscope.model.tables import MISSING, Table, Trace
 
-Value = TypeVar("Value")
 _WORST_FIRST: tuple[Kind, ...] = ("new", "more", "fewer", "gone")
 _PASSES = ("forward_ns", "backward_ns", "runtime_ns")
-
-
-class Spot(NamedTuple):
-    """A line of code; `detail` is what must be the same for two of them to be one."""
-
-    file: str
-    line: int
-    function: str
-    detail: Hashable = ()
 
 
 class Counted(NamedTuple):
@@ -176,7 +166,7 @@ def _counted(seen: Iterator[tuple[int, Spot, str]]) -> Counts:
 
 def _changes(old: Counts, new: Counts) -> list[Change]:
     found = []
-    for ours, theirs in _paired(old, new):
+    for ours, theirs in paired_spots(old, new):
         n_old, n_new = (old[ours].n if ours else 0), (new[theirs].n if theirs else 0)
         spot, counts = (theirs, new) if theirs else (ours, old)
         if n_old == n_new or spot is None:
@@ -189,7 +179,7 @@ def _changes(old: Counts, new: Counts) -> list[Change]:
 def _line_times(old: Mapping[Spot, int], new: Mapping[Spot, int]) -> list[TimeChange]:
     """What got slower first."""
     found = []
-    for ours, theirs in _paired(old, new):
+    for ours, theirs in paired_spots(old, new):
         spot = theirs or ours
         if spot is not None:
             times = (old[ours] if ours else 0), (new[theirs] if theirs else 0)
@@ -212,26 +202,3 @@ def _cache_changes(old: Mapping[str, Counter[str]], new: Mapping[str, Counter[st
         CacheChange(cache, *(side.get(cache, none)[outcome] for side in (old, new) for outcome in outcomes))
         for cache in sorted({*old, *new})
     )
-
-
-_SAME: Sequence[Callable[[Spot], Hashable]] = (
-    lambda spot: spot,
-    lambda spot: (spot.file, spot.function, spot.detail),
-    lambda spot: (PurePath(spot.file).name, spot.function, spot.detail),
-)
-
-
-def _paired(old: Mapping[Spot, Value], new: Mapping[Spot, Value]) -> Iterator[tuple[Spot | None, Spot | None]]:
-    """Each spot once, with its counterpart where there is one: the surest likeness first, then the nearest line."""
-    left, right = dict.fromkeys(old), dict.fromkeys(new)
-    for same in _SAME:
-        by_key: dict[Hashable, list[Spot]] = defaultdict(list)
-        for spot in right:
-            by_key[same(spot)].append(spot)
-        pairs = [(abs(ours.line - theirs.line), ours, theirs) for ours in left for theirs in by_key.get(same(ours), ())]
-        for _, ours, theirs in sorted(pairs, key=lambda pair: (pair[0], pair[1][:3], pair[2][:3])):
-            if ours in left and theirs in right:
-                del left[ours], right[theirs]
-                yield ours, theirs
-    yield from ((ours, None) for ours in left)
-    yield from ((None, theirs) for theirs in right)

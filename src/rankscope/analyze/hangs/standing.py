@@ -125,7 +125,7 @@ def with_standing(view: JobView, cause: Cause, finding: Finding) -> Finding:
     if cause.rule not in _ASKS_WHERE or not trace.has("thread_stacks"):
         return finding
     found = standings_of(trace)
-    current = [found[rank] for rank in cause.ranks if rank in found and _is_current(view, found[rank])]
+    current = [found[rank] for rank in cause.ranks if rank in found and is_current(view, found[rank])]
     if not current:
         return finding
     said = tuple(
@@ -162,7 +162,7 @@ def _placed(trace: Trace, standing: Standing, finding: Finding) -> Finding:
     )
 
 
-def _is_current(view: JobView, standing: Standing) -> bool:
+def is_current(view: JobView, standing: Standing) -> bool:
     """False for stacks that are older than the rank's newest call: it has gone on since."""
     rows = view.rows_of(standing.rank)
     newest = int(view.calls.array("created_ns")[rows[-1]]) if len(rows) else MISSING

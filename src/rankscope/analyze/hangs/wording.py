@@ -55,7 +55,7 @@ def make_finding(view: JobView, cause: Cause, title: str, evidence: Evidence, he
 def make_evidence(view: JobView, cause: Cause, n_named: int, **parts: Any) -> Evidence:
     """Adds what every cause has: how long it has been waited, and who else is blocked beyond the ranks it names."""
     notes = (*parts.pop("notes", ()), *_blocked_note(cause, n_named))
-    return Evidence(notes=notes, waiting_ns=waiting_ns(view, cause), n_blocked=len(cause.blocked), **parts)
+    return Evidence(notes=notes, waiting_ns=waited_ns(view, cause.match), n_blocked=len(cause.blocked), **parts)
 
 
 def _blocked_note(cause: Cause, n_named: int) -> tuple[str, ...]:
@@ -65,11 +65,11 @@ def _blocked_note(cause: Cause, n_named: int) -> tuple[str, ...]:
     return (f"{count_noun(n_others, 'more rank')} {waits(n_others)} for these: effects, not listed (--all)",)
 
 
-def waiting_ns(view: JobView, cause: Cause) -> int | None:
+def waited_ns(view: JobView, match: int) -> int | None:
     """How long the call has been waited in, as far as the records tell: they do not say when the dump was written."""
-    if cause.match == MISSING:
+    if match == MISSING:
         return None
-    rows = [row for row in view.rows_of_match(cause.match).tolist() if not view.is_done[row]]
+    rows = [row for row in view.rows_of_match(match).tolist() if not view.is_done[row]]
     if not rows:
         return None
     if any(view.calls.text("status")[row] == "aborted" for row in rows):

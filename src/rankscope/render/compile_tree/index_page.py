@@ -9,16 +9,17 @@ from pathlib import Path
 
 from rankscope.model.finding import Finding, Report, count_noun, format_duration
 from rankscope.model.tables import Trace
+from rankscope.render.cards import Cards, skipped_checks
 from rankscope.render.compile_tree import index_sections as sections
-from rankscope.render.compile_tree.finding_cards import Cards, skipped_checks
-from rankscope.render.compile_tree.listing import Later, blocks, fold, link
+from rankscope.render.compile_tree import rest_sections as rest
 from rankscope.render.compile_tree.outputs import RankTree, TreeOptions
 from rankscope.render.compile_tree.page_data import RankView, Totals, code_by_line, compilations_of, totals_of
 from rankscope.render.compile_tree.page_help import help_html
 from rankscope.render.html import page_frame, text
+from rankscope.render.listing import Later, blocks, fold, link
 
-STYLES = ("page.css", "compile.css")
-SCRIPTS = ("compile.js",)
+STYLES = ("page.css", "parts.css", "compile.css")
+SCRIPTS = ("page.js",)
 FINDINGS_SHOWN = 50
 
 
@@ -47,9 +48,9 @@ def index_parts(trace: Trace, report: Report, tree: RankTree, folder: Path, opti
         ("caches", "Caches", sections.caches(page)),
         ("stacks", "Where it was compiled", sections.stacks(page)),
         ("compilations", "Compilations and their files", sections.compilation_table(page)),
-        ("more", "The rest of the report", sections.other_files(page, folder)),
-        ("records", "Records in the log", sections.records(page)),
-        ("settings", "Versions and settings", sections.settings(page)),
+        ("more", "The rest of the report", rest.other_files(page, folder)),
+        ("records", "Records in the log", rest.records(page)),
+        ("settings", "Versions and settings", rest.settings(page)),
         ("help", "Help", fold("Compile ids, phases and files explained", help_html())),
     ]
     shown = [(anchor, title, body) for anchor, title, body in parts if body]
@@ -128,7 +129,7 @@ def _findings(page: sections.Page, findings: Sequence[Finding], report: Report, 
     # What is good to know must not push what is wrong off the screen.
     is_healthy = all(finding.severity == "info" for finding in findings)
     shown = [
-        cards.card(number, finding, is_open=is_healthy or finding.severity != "info")
+        cards.card(f"finding-{number}", finding, is_open=is_healthy or finding.severity != "info")
         for number, finding in enumerate(findings, start=1)
     ]
     n_elsewhere = len(report.findings) - len(findings)

@@ -1,14 +1,28 @@
-"""The parts of a rank's index below the findings, each from one or two tables."""
+"""What was compiled, section by section: for the index of one rank, and for the page about all of them.
+
+Where ranks are shown together, rows and compilations carry `ranks`; without them nothing is said about ranks.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rankscope.model.finding import count_noun, format_duration
-from rankscope.render.compile_tree.listing import (
+from rankscope.model.finding import count_noun, format_duration, format_ranks, ranks_phrase
+from rankscope.render.compile_tree.outputs import Output
+from rankscope.render.compile_tree.page_data import (
+    STATUS_WORDS,
+    Compilation,
+    Key,
+    RankView,
+    Row,
+    stacks_of,
+)
+from rankscope.render.compile_tree.page_help import about_file
+from rankscope.render.compile_tree.stack_trie import chip, trie_html
+from rankscope.render.html import text
+from rankscope.render.listing import (
     Column,
     Later,
     blocks,
@@ -21,21 +35,6 @@ from rankscope.render.compile_tree.listing import (
     table,
     without_empty,
 )
-from rankscope.render.compile_tree.outputs import Output
-from rankscope.render.compile_tree.page_data import (
-    STATUS_WORDS,
-    Compilation,
-    Key,
-    RankView,
-    Row,
-    kinds_of,
-    settings_of,
-    stacks_of,
-    stray_stacks_of,
-)
-from rankscope.render.compile_tree.page_help import KINDS, about_file
-from rankscope.render.compile_tree.stack_trie import chip, trie_html
-from rankscope.render.html import text
 
 MAX_FILES_INLINE = 1500  # beyond this the files of a compilation are put in when it is opened
 MAX_VERSIONS_INLINE = 400  # the same for the versions of recompiled frames
@@ -48,14 +47,18 @@ PHASES = (
     ("autotune", "trying variants of kernels"),
 )
 CHAIN_HEADS = ("Version", "Guard that failed", "Made for", "Call brought")
-FILES_OF_A_REPORT = (
-    ("failures_and_restarts.html", "Failures and restarts", "every compilation that failed or began anew, and why"),
-    ("chromium_events.json", "Timeline", "every phase of every compilation, for Perfetto"),
-    ("collectives_parity.json", "Collectives parity", "collectives of the schedule against those of the code"),
-    ("compile_directory.json", "Directory", "the files by compile id, for scripts"),
-    ("raw.jsonl", "Records", "every record but the payloads, one per line, for scripts"),
-    ("raw.log", "The log", "as torch wrote it"),
-)
+RANGES_SHOWN = 6  # of ranks, in a cell
+
+
+def tree_file(output: Output) -> str:
+    """A file of the report's folder, or an address that was logged."""
+    if output.how == "link":
+        return f"<li>{outer_link(output.url, text(output.name))}</li>"
+    size = output.row["n_payload_bytes"]
+    known = f' <span class="faint">{n_bytes_phrase(size)}</span>' if size else ""
+    attempt = f' <span class="faint">{text(output.label)}</span>' if "_" in output.label else ""
+    readable = f" ({link(output.readable, 'readable')})" if output.readable else ""
+    return f"<li>{link(output.path, text(output.name), about_file(output.name))}{readable}{attempt}{known}</li>"
 
 
 class Page(NamedTuple):
@@ -64,6 +67,7 @@ class Page(NamedTuple):
     known: dict[Key, Compilation]
     later: Later
     base: str  # what is left out at the beginning of file names
+    file: Callable[[Output], str] = tree_file  # how a file of a compilation is listed
 
     def shown(self, file: str) -> str:
         return file.removeprefix(self.base) if self.base else file
@@ -80,6 +84,8 @@ def ledger(page: Page) -> str:
     columns = [
         Column("Where"),
         Column("Time", True),
+        Column("Rank", True, "the rank on which it took that long"),
+        Column("All ranks", True, "the time of all ranks together"),
         Column("Phases", False, "as long as the time it took; the longest bar is the dearest place"),
         Column("Compilations", True),
         Column("Again", True, "time for all but the first compilation of each frame"),
@@ -92,13 +98,15 @@ def ledger(page: Page) -> str:
     cells = [
         [
             cell(f"<b>{text(entry['function'])}</b> {page.place(entry['file'], entry['line'])}"),
-            _time(entry["total_ns"]),
+            timed(entry["total_ns"]),
+            cell(str(rank), rank) if (rank := entry.get("slowest_rank", -1)) >= 0 else cell("", -1),
+            timed(entry.get("all_ranks_ns", 0)),
             cell(_bar(entry, whole), kind="bars"),
-            _count(entry["n_compilations"]),
-            _time(entry["recompile_ns"]),
-            _count(entry["n_graph_breaks"]),
-            _time(entry["backward_ns"]),
-            _time(entry["runtime_ns"]),
+            counted(entry["n_compilations"]),
+            timed(entry["recompile_ns"]),
+            counted(entry["n_graph_breaks"]),
+            timed(entry["backward_ns"]),
+            timed(entry["runtime_ns"]),
         ]
         for entry in rows
     ]
@@ -129,13 +137,17 @@ def chains(page: Page) -> str:
     """Per frame: each version, the guard that failed, what it expected and what the call brought."""
     by_frame: dict[tuple[int, int], dict[str, list[Row]]] = {}
     for entry in page.view.rows("recompiles"):
-        frame = by_frame.setdefault((entry["file_id"], entry["frame_id"]), {})
+        # Versions of a chain that several ranks share may be shown by different ones of them.
+        chain: int = entry["chain"] if "chain" in entry else entry["file_id"]
+        frame = by_frame.setdefault((chain, entry["frame_id"]), {})
         frame.setdefault(entry["compile_id"], []).append(entry)
     n_versions = sum(map(len, by_frame.values()))
     later = page.later if n_versions > MAX_VERSIONS_INLINE else None
     chained = [
-        _chain(page, [(page.known.get((file_id, name)), failed) for name, failed in versions.items()], later)
-        for (file_id, _), versions in by_frame.items()
+        _chain(
+            page, [(page.known.get((failed[0]["file_id"], name)), failed) for name, failed in versions.items()], later
+        )
+        for versions in by_frame.values()
     ]
     chained.sort(key=lambda item: -item[0])
     return blocks(page.later, "chains", [html for _, html in chained], 50)
@@ -150,11 +162,14 @@ def _chain(
     where = ""
     if compiled:
         where = f'<b>{text(compiled[0].function)}</b> <span class="place">{text(page.shown(compiled[0].place))}</span>'
-    told = f"compiled again {count_noun(len(versions), 'time')}, {format_duration(cost)}"
+    ranks = versions[0][1][0].get("ranks", ())
+    told = f"compiled again {count_noun(len(versions), 'time')}"
+    told += f", {'up to ' if ranks else ''}{format_duration(cost)}" if cost else ""
+    told += f", {whose(ranks)}" if ranks else ""
     rows = "".join(_version(page, *version) for version in versions)
     heads = "".join(f'<th scope="col">{head}</th>' for head in CHAIN_HEADS)
     body = f'<div class="wide"><table class="chain"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
-    return cost, fold(f'{where} <span class="faint">{told}</span>', body, later=later, is_open=True, kind="item")
+    return cost, fold(f'{where} <span class="faint">{text(told)}</span>', body, later=later, is_open=True, kind="item")
 
 
 def _version(page: Page, compilation: Compilation | None, failed: Sequence[Row]) -> str:
@@ -181,8 +196,9 @@ def graph_breaks(page: Page) -> str:
     distinct: dict[tuple[str, int, str], list[Row]] = {}
     for entry in page.view.rows("graph_breaks"):
         distinct.setdefault((entry["file"], entry["line"], entry["reason"]), []).append(entry)
-    ordered = sorted(distinct.values(), key=lambda same: (not same[0]["is_user"], -len(same)))
+    ordered = sorted(distinct.values(), key=lambda same: (not same[0]["is_user"], -_times(same)))
     columns = [Column("Times", True), Column("Where"), Column("Why"), Column("Frames")]
+    columns += [Column("Ranks")] * any("ranks" in same[0] for same in ordered)
     return table(page.later, "breaks", columns, [_break(page, same) for same in ordered], 100)
 
 
@@ -202,9 +218,14 @@ def _break(page: Page, same: Sequence[Row]) -> str:
     keys = dict.fromkeys((entry["file_id"], entry["compile_id"]) for entry in same)
     chips = [chip(page.known[key]) for key in keys if key in page.known]
     more = f" and {len(chips) - 12:,} more" if len(chips) > 12 else ""
-    return row(
-        [_count(len(same)), cell(where), cell(why), cell(f'<span class="chips">{" ".join(chips[:12])}{more}</span>')]
-    )
+    frames = cell(f'<span class="chips">{" ".join(chips[:12])}{more}</span>')
+    ranks = {rank for entry in same for rank in entry["ranks"]} if "ranks" in first else None
+    return row([counted(_times(same)), cell(where), cell(why), frames, *([] if ranks is None else [ranked(ranks)])])
+
+
+def _times(same: Sequence[Row]) -> int:
+    """Rows of several ranks that say the same come as one."""
+    return sum(entry.get("n_times", 1) for entry in same)
 
 
 def caches(page: Page) -> str:
@@ -229,7 +250,7 @@ def caches(page: Page) -> str:
                     cell(chip(compilation) if compilation else text(entry["compile_id"])),
                     cell(text(entry["cache"])),
                     cell(f'<span class="outcome {text(entry["outcome"])}">{text(entry["outcome"])}</span>'),
-                    _time(entry["taken_ns"]),
+                    timed(entry["taken_ns"]),
                     cell(link(path, key, "the parts of the key") if path else key),
                     cell(text(detail)),
                 ]
@@ -255,15 +276,6 @@ def stacks(page: Page) -> str:
     return f'<p class="legend">{legend}</p><p class="options">{options}</p>{drawn}'
 
 
-def stray_stacks(page: Page) -> str:
-    """Where torch logged something outside any compilation; it notes the place when it expected one."""
-    hanging = (
-        (stray.frames, f'<span class="chip missing">{text(stray.what)}</span>') for stray in stray_stacks_of(page.view)
-    )
-    drawn = trie_html("strays", hanging, page.base, page.later)
-    return fold("Stacks under which records without a compile id were written", drawn) if drawn else ""
-
-
 def compilation_table(page: Page) -> str:
     n_files = sum(len(each.outputs) for each in page.compilations)
     later = page.later if n_files > MAX_FILES_INLINE else None
@@ -277,99 +289,55 @@ def compilation_table(page: Page) -> str:
         Column("Attempts", True),
         Column("Size", True, "of all its files"),
     ]
-    return table(page.later, "compilations", columns, [_compiled(page, each, later) for each in page.compilations], 100)
+    if any(each.ranks for each in page.compilations):
+        columns.insert(2, Column("Ranks"))
+        columns[3] = Column("Time", True, "on the rank that took longest")
+    cells = [_compiled(page, each, later, has_files=n_files > 0) for each in page.compilations]
+    if not n_files:  # a text log, which knows next to nothing of a compilation
+        columns, cells = without_empty(columns, cells)
+    rows = [row(own, each.anchor) for own, each in zip(cells, page.compilations, strict=True)]
+    return table(page.later, "compilations", columns, rows, 100)
 
 
-def _compiled(page: Page, each: Compilation, later: Later | None) -> str:
+def _compiled(page: Page, each: Compilation, later: Later | None, *, has_files: bool) -> list[str]:
     name = f"<b>{text(each.function)}</b>" if each.function else "not part of a compilation" if not each.key[1] else ""
     place = f' <span class="place">{text(page.shown(each.place))}</span>' if each.place else ""
-    files = "".join(_file(output) for output in each.outputs)
-    n_files = f' <span class="faint whole">{count_noun(len(each.outputs), "file")}</span>'
-    fail = f'<p class="fail">{text(each.fail)}</p>' if each.fail else ""
-    body = fold(f"{name}{place}{n_files}", f'{fail}<ul class="files">{files}</ul>', later=later)
-    return row(
-        [
-            cell(chip(each)),
-            cell(body),
-            _time(each.duration_ns),
-            _count(each.n_ops),
-            _count(each.n_nodes),
-            _count(each.n_guards),
-            _count(each.n_attempts if each.status else -1),
-            cell(n_bytes_phrase(each.n_bytes), each.n_bytes),
-        ],
-        each.anchor,
-    )
-
-
-def _file(output: Output) -> str:
-    if output.how == "link":
-        return f"<li>{outer_link(output.url, text(output.name))}</li>"
-    size = output.row["n_payload_bytes"]
-    known = f' <span class="faint">{n_bytes_phrase(size)}</span>' if size else ""
-    attempt = f' <span class="faint">{text(output.label)}</span>' if "_" in output.label else ""
-    readable = f" ({link(output.readable, 'readable')})" if output.readable else ""
-    return f"<li>{link(output.path, text(output.name), about_file(output.name))}{readable}{attempt}{known}</li>"
-
-
-def other_files(page: Page, folder: Path) -> str:
-    listed = [(name, title, what) for name, title, what in FILES_OF_A_REPORT if (folder / name).exists()]
-    listed += [
-        (path.name, f"Provenance of {path.stem.removeprefix('provenance_tracking_')}", "graphs and code side by side")
-        for path in sorted(folder.glob("provenance_tracking_*.html"))
+    files = "".join(map(page.file, each.outputs))
+    shown = f"{name}{place}"
+    if has_files or each.fail:
+        n_files = f' <span class="faint whole">{count_noun(len(each.outputs), "file")}</span>' if has_files else ""
+        fail = f'<p class="fail">{text(each.fail)}</p>' if each.fail else ""
+        shown = fold(f"{shown}{n_files}", f'{fail}<ul class="files">{files}</ul>', later=later)
+    return [
+        cell(chip(each)),
+        cell(shown),
+        *([ranked(each.ranks)] if each.ranks else []),
+        timed(each.duration_ns),
+        counted(each.n_ops),
+        counted(each.n_nodes),
+        counted(each.n_guards),
+        counted(each.n_attempts if each.status else -1),
+        cell(n_bytes_phrase(each.n_bytes) if has_files else "", each.n_bytes),
     ]
-    items = "".join(f"<dt>{link(name, text(title))}</dt><dd>{text(what)}</dd>" for name, title, what in listed)
-    timeline = (
-        '<p>To see the timeline, open <a href="https://ui.perfetto.dev" rel="noreferrer noopener">ui.perfetto.dev</a> '
-        "and drop <code>chromium_events.json</code> on it: Perfetto reads it in the browser and sends it nowhere.</p>"
-        if (folder / "chromium_events.json").exists()
-        else ""
-    )
-    return f'<dl class="others">{items}</dl>{timeline}' if items else ""
 
 
-def records(page: Page) -> str:
-    columns = [Column("Kind"), Column("Records", True), Column("Size", True), Column("What it is")]
-    unknown = "not known to this version; kept as logged"
-    made = [
-        row(
-            [
-                cell(f"<code>{text(each.kind)}</code>" if each.kind else "<b>not understood</b>"),
-                _count(each.n_records),
-                cell(n_bytes_phrase(each.n_bytes), each.n_bytes),
-                cell(text(KINDS.get(each.kind, unknown if each.kind else "damaged records; raw.log has them"))),
-            ]
-        )
-        for each in kinds_of(page.view)
-    ]
-    kinds = fold("What the log consists of", table(page.later, "kinds", columns, made)) if made else ""
-    return kinds + stray_stacks(page)
-
-
-def settings(page: Page) -> str:
-    versions, configs = settings_of(page.view)
-    said = "".join(
-        f"<dt>{text(name.removesuffix('_version'))}</dt><dd>{text(value)}</dd>" for name, value in versions.items()
-    )
-    return (f'<dl class="others">{said}</dl>' if said else "") + "".join(
-        _config(page, *config) for config in configs.items()
-    )
-
-
-def _config(page: Page, name: str, values: dict[str, str]) -> str:
-    made = [
-        row([cell(f"<code>{text(setting)}</code>"), cell(f"<code>{text(value)}</code>")])
-        for setting, value in sorted(values.items())
-    ]
-    shown = table(page.later, name, [Column("Setting"), Column("Value")], made, 1000)
-    return fold(
-        f'{text(name)} <span class="faint">{count_noun(len(values), "setting")}</span>', shown, later=page.later
-    )
-
-
-def _time(nanoseconds: int) -> str:
+def timed(nanoseconds: int) -> str:
     return cell(format_duration(nanoseconds) if nanoseconds > 0 else "", max(nanoseconds, 0))
 
 
-def _count(number: int) -> str:
+def counted(number: int) -> str:
     return cell(f"{number:,}" if number > 0 else "", max(number, 0))
+
+
+def ranked(ranks: Sequence[int] | set[int]) -> str:
+    """A cell."""
+    known = {rank for rank in ranks if rank >= 0}
+    unknown = ["unknown"] * any(rank < 0 for rank in ranks)
+    return cell(text(", ".join([*([format_ranks(known, RANGES_SHOWN)] if known else []), *unknown])))
+
+
+def whose(ranks: Sequence[int], limit: int = RANGES_SHOWN) -> str:
+    """The ranks in a sentence; a log need not tell the rank that wrote it."""
+    known = [rank for rank in ranks if rank >= 0]
+    unknown = ["a log without rank"] * (len(known) < len(ranks))
+    return " and ".join([*([ranks_phrase(known, limit)] if known else []), *unknown])

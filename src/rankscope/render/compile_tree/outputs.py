@@ -135,7 +135,7 @@ def plan_outputs(trace: Trace, records: Table, options: TreeOptions) -> list[Out
         log = mapped_log(trace, file_id)
         log.give_back()  # what the rules have looked at
         is_dropped = _dropped_by_tlparse(log, own)
-        for row in own.take(_with_file(own)).rows():
+        for row in own.take(rows_with_file(own)).rows():
             plan.add(row, log, is_dropped(row))
     return plan.outputs
 
@@ -213,7 +213,7 @@ class _Plan:
             self._add_file(row, log, place, is_dropped)
 
     def _add_file(self, row: Row, log: MappedLog, place: tuple[str, str], is_dropped: bool) -> None:
-        how, stem, extension = self._form(row)
+        how, stem, extension = file_form(row, self.options.plain_text)
         if how == "runtime_metrics" and row["frame_compile_id"] >= 0 and row["attempt"] < 0:
             place = (directory_of(row["autograd_id"], row["frame_id"], row["frame_compile_id"], 0), place[1])
         is_extra = is_dropped or how == "runtime_metrics" or not _is_readable(row, how, log)
@@ -235,23 +235,6 @@ class _Plan:
         self._next += 1
         return self._next - 1
 
-    def _form(self, row: Row) -> tuple[str, str, str]:
-        """How the file is made, its name without number, and its extension."""
-        kind, name = row["kind"], safe_name(row["name"])
-        if kind in _METRICS:
-            return _METRICS[kind], kind, "html"
-        if kind == "artifact":
-            return ("json", name, "json") if row["encoding"] == "json" else ("payload", name, "txt")
-        if kind == "inductor_output_code":
-            stem = _file_stem(row["name"])
-            named = f"{kind}_{safe_name(stem)}" if stem else kind
-            return ("payload", named, "txt") if self.options.plain_text else ("code", named, "html")
-        if kind == "graph_dump":
-            return "payload", name, "txt"
-        if kind == "optimize_ddp_split_child":
-            return "payload", f"{kind}_{name}", "txt"
-        return ("guards", kind, "html") if kind == "dynamo_guards" else ("payload", kind, "txt")
-
     def _global_path(self, row: Row) -> str:
         """Sources have no number in their names: stacks point at them. A second log of the rank has its own ones."""
         key = _EVAL_WITH_KEY.search(row["name"])
@@ -260,6 +243,24 @@ class _Plan:
         if self._owner.setdefault(path, row["file_id"]) != row["file_id"]:
             path = f"dump_file/{stem}_of_log_{row['file_id']}.html"
         return path
+
+
+def file_form(row: Row, plain_text: bool) -> tuple[str, str, str]:
+    """How the file is made, its name without number, and its extension."""
+    kind, name = row["kind"], safe_name(row["name"])
+    if kind in _METRICS:
+        return _METRICS[kind], kind, "html"
+    if kind == "artifact":
+        return ("json", name, "json") if row["encoding"] == "json" else ("payload", name, "txt")
+    if kind == "inductor_output_code":
+        stem = _file_stem(row["name"])
+        named = f"{kind}_{safe_name(stem)}" if stem else kind
+        return ("payload", named, "txt") if plain_text else ("code", named, "html")
+    if kind == "graph_dump":
+        return "payload", name, "txt"
+    if kind == "optimize_ddp_split_child":
+        return "payload", f"{kind}_{name}", "txt"
+    return ("guards", kind, "html") if kind == "dynamo_guards" else ("payload", kind, "txt")
 
 
 def _is_readable(row: Row, how: str, log: MappedLog) -> bool:
@@ -277,7 +278,7 @@ def _is_json(payload: bytes) -> bool:
     return True
 
 
-def _with_file(records: Table) -> Array:
+def rows_with_file(records: Table) -> Array:
     has_payload = (records.array("n_payload_bytes") > 0) & ~_is_kind(records, _NEVER_FILES)
     return np.flatnonzero(_is_kind(records, _KINDS) | has_payload)
 

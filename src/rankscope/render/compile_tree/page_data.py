@@ -43,6 +43,7 @@ class Compilation(NamedTuple):
     fail: str
     is_recompilation: bool
     outputs: list[Output]
+    ranks: tuple[int, ...] = ()  # that did this alike, where several are shown together
 
     @property
     def label(self) -> str:
@@ -115,7 +116,7 @@ def compilations_of(view: RankView) -> list[Compilation]:
     stacks = stacks_of(view)
     broken = {(row["file_id"], row["compile_id"]) for row in view.rows("graph_breaks")}
     order = {file_id: position for position, file_id in enumerate(view.tree.file_ids)}
-    keys = sorted({*phases, *files, *stacks}, key=lambda key: (order[key[0]], not key[1], _numbers(key[1])))
+    keys = sorted({*phases, *files, *stacks}, key=lambda key: (order[key[0]], not key[1], id_order(key[1])))
     return [
         _compilation((key, anchor_of(key, order)), phases.get(key, []), stacks.get(key, []), files.get(key, []), broken)
         for key in keys
@@ -129,7 +130,7 @@ def anchor_of(key: Key, order: dict[int, int]) -> str:
     return f"frame-{name}" + (f"-log-{place + 1}" if place else "")
 
 
-def _numbers(compile_id: str) -> list[int]:
+def id_order(compile_id: str) -> list[int]:
     """0/10 behind 0/9; compiled autograd's own graphs behind the frames."""
     is_autograd, *parts = compile_id.startswith("!"), *compile_id.lstrip("!").split("/")
     return [int(is_autograd), *(int(part) if part.isdecimal() else -1 for part in parts)]

@@ -75,11 +75,12 @@ KINDS: dict[str, str] = {
 
 
 def about_file(name: str) -> str:
-    return _about(name.rpartition("_")[0] or name)
+    """A numbered file of the report."""
+    return about(name.rpartition("_")[0] or name)
 
 
 @lru_cache(maxsize=4096)
-def _about(stem: str) -> str:
+def about(stem: str) -> str:
     """By the longest name that the file's begins with: numbers and hashes follow it."""
     return FILES[max(known, key=len)] if (known := [known for known in FILES if stem.startswith(known)]) else ""
 

@@ -7,19 +7,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rankscope.model.finding import Report, count_noun, format_duration, format_ranks, ranks_phrase
-from rankscope.model.rank_groups import Aspect, RankGroup, compile_runs, graph_estimates, rank_groups
+from rankscope.model.finding import Report, count_noun, format_ranks, ranks_phrase
+from rankscope.model.rank_groups import compile_runs, graph_estimates, rank_groups
 from rankscope.model.tables import Trace
-from rankscope.render.compile_tree.finding_cards import Cards, skipped_checks
-from rankscope.render.compile_tree.listing import Column, Later, blocks, cell, link, n_bytes_phrase, row, table
+from rankscope.render.cards import Cards, skipped_checks
 from rankscope.render.compile_tree.outputs import RankTree, TreeOptions
 from rankscope.render.compile_tree.page_data import RankView, Totals, code_by_line, compilations_of, totals_of
 from rankscope.render.compile_tree.ranks_files import write_shared_files
-from rankscope.render.compile_tree.ranks_words import WORDS, alike_phrase, difference_phrase, steps_phrase
+from rankscope.render.compile_tree.ranks_sections import RankTotals, apart_phrase, difference, rank_table, totals_tiles
+from rankscope.render.compile_tree.ranks_words import WORDS
 from rankscope.render.html import page, text
+from rankscope.render.listing import ROWS_SHOWN, Column, Later, blocks, cell, link, n_bytes_phrase, row, table
 
-STYLES = ("page.css", "compile.css")
-SCRIPTS = ("compile.js",)
+STYLES = ("page.css", "parts.css", "compile.css")
+SCRIPTS = ("page.js",)
 FINDINGS_SHOWN = 50
 _FILES = {
     "chromium_events.json": "what every rank's compiler did and when, a process per rank: open it in ui.perfetto.dev",
@@ -56,6 +57,7 @@ class _Landing:
         self.later = Later()
         self.lines: dict[tuple[str, int], str] = {}
         self.rows = [self._rank_row(tree) for tree in trees]
+        self.ranked = [RankTotals(each.tree.rank, each.totals) for each in self.rows]
         own = {file_id for tree in trees for file_id in tree.file_ids}
         self.logs = [log for log in trace.table("compile_logs").rows() if log["file_id"] in own]
         self.run = max((log["run"] for log in self.logs), default=0)
@@ -95,34 +97,17 @@ class _Landing:
         yield self.later.script()
 
     def _verdict(self) -> str:
-        totals = [each.totals for each in self.rows]
         counts = [
             count_noun(number, severity) for severity in ("error", "warning") if (number := self.report.count(severity))
         ]
-        apart = self._apart()
+        apart = apart_phrase(self.groups)
         said = " and ".join(counts) if counts else "Nothing to mend" if not apart else "Differences"
-        tiles = [
-            (f"{sum(own.n_compilations for own in totals):,}", "compilations", _failed(totals)),
-            (format_duration(sum(own.total_ns for own in totals)), "compile time, all ranks", _longest(totals)),
-            (f"{sum(own.n_recompilations for own in totals):,}", "recompilations", ""),
-            (f"{sum(own.n_breaks for own in totals):,}", "graph breaks", ""),
-            (f"{sum(own.n_hits for own in totals):,}", "cache hits", f"{sum(own.n_misses for own in totals):,} missed"),
-        ]
         shown = "".join(
             f'<div><dt><a href="#ranks">{noun}</a></dt><dd>{text(number)}<small>{text(detail)}</small></dd></div>'
-            for number, noun, detail in tiles
+            for number, noun, detail in totals_tiles(self.ranked)
         )
-        verdict = f"{said} on {count_noun(len(self.trees), 'rank')}{apart}"
+        verdict = f"{said} on {count_noun(len(self.trees), 'rank')}" + (f"; {apart}" if apart else "")
         return f'<p class="kicker">{self._kicker()}</p><h1>{text(verdict)}</h1><dl class="tiles">{shown}</dl>'
-
-    def _apart(self) -> str:
-        """Who is odd is told by counting; where no group is the largest, nobody is."""
-        split = [groups for groups in self.groups.values() if len(groups) > 1]
-        decided = [groups for groups in split if len(groups[0].ranks) > len(groups[1].ranks)]
-        odd = sorted({rank for groups in decided for group in groups[1:] for rank in group.ranks})
-        if odd:
-            return f"; {ranks_phrase(odd)} went a different way"
-        return "; they went different ways" if split else ""
 
     def _kicker(self) -> str:
         known = [f"ranks {format_ranks(self.ranks)}"] if self.ranks else []
@@ -136,55 +121,27 @@ class _Landing:
 
     def _findings(self) -> str:
         cards = Cards(self.lines, self.options.meanings, self.options.base)
-        shown = [cards.card(number, finding) for number, finding in enumerate(self.report.findings, start=1)]
+        numbered = enumerate(self.report.findings, start=1)
+        shown = [cards.card(f"finding-{number}", finding) for number, finding in numbered]
         none = "" if shown else "<p>No rule found anything to mend.</p>"
         return blocks(self.later, "cards", shown, FINDINGS_SHOWN) + none + skipped_checks(self.report.checks)
 
     def _differences(self) -> str:
-        return "".join(self._difference(aspect, groups) for aspect, groups in self.groups.items())
-
-    def _difference(self, aspect: Aspect, groups: Sequence[RankGroup]) -> str:
-        words = WORDS[aspect]
-        title = f"<h3>{text(words.title)}</h3>"
-        if not groups:
-            return f'{title}<p class="faint">Not compared. {text(words.absent)}</p>'
-        if len(groups) == 1:
-            return f"{title}<p>{text(alike_phrase(aspect, groups[0], len(self.ranks)))}</p>"
-        said = {group.letter: difference_phrase(aspect, groups, group, self._place) for group in groups[1:]}
-        items = "".join(
-            f"<li><b>{group.letter}</b> {text(ranks_phrase(group.ranks))}, {text(steps_phrase(aspect, group))}"
-            + (f": {text(said[group.letter])}" if group.letter in said else "")
-            + "</li>"
-            for group in groups
+        return "".join(
+            difference(aspect, groups, len(self.ranks), self._place) for aspect, groups in self.groups.items()
         )
-        return f"{title}<p>{text(words.harm)}</p><ul>{items}</ul>"
 
     def _place(self, rank: int, compile_id: str) -> str:
         own = next((each for each in self.rows if each.tree.rank == rank), None)
         return own.places.get(compile_id, f"[{compile_id}]") if own else f"[{compile_id}]"
 
     def _rank_table(self) -> str:
-        split = [aspect for aspect, groups in self.groups.items() if len(groups) > 1]
-        letters = {
-            aspect: {rank: group.letter for group in self.groups[aspect] for rank in group.ranks} for aspect in split
-        }
-        names = ("Compilations", "Compile time", "Recompilations", "Graph breaks", "Cache hits", "Cache misses")
-        columns = [Column("Rank", is_number=True), *(Column(name, is_number=True) for name in names)]
-        columns += [Column(WORDS[aspect].short, help="Ranks with the same letter did the same.") for aspect in split]
-        rows = []
-        for each in self.rows:
-            own, rank = each.totals, each.tree.rank
-            name = str(rank) if rank >= 0 else "unknown"
-            counts = (own.n_recompilations, own.n_breaks, own.n_hits, own.n_misses)
-            cells = [
-                cell(link(f"{each.tree.folder}/index.html", name), rank),
-                cell(f"{own.n_compilations:,}", own.n_compilations),
-                cell(text(format_duration(own.total_ns)), own.total_ns),
-                *(cell(f"{number:,}", number) for number in counts),
-                *(cell(text(letters[aspect].get(rank, ""))) for aspect in split),
-            ]
-            rows.append(row(cells))
-        return table(self.later, "ranks", columns, rows)
+        folders = {each.tree.rank: each.tree.folder for each in self.rows}
+
+        def linked(own: RankTotals) -> str:
+            return link(f"{folders[own.rank]}/index.html", own.name)
+
+        return rank_table(self.later, "ranks", self.ranked, self.groups, linked, ROWS_SHOWN)
 
     def _estimates(self) -> str:
         graphs = graph_estimates(self.trace, self.run)
@@ -208,15 +165,6 @@ class _Landing:
         ]
         about = "<p>What the compiler expects, not what was measured. Fast ranks wait for slow ones.</p>"
         return about + table(self.later, "estimates", columns, rows)
-
-
-def _failed(totals: Sequence[Totals]) -> str:
-    n_failed = sum(own.n_failed for own in totals)
-    return f"{n_failed:,} failed" if n_failed else ""
-
-
-def _longest(totals: Sequence[Totals]) -> str:
-    return f"up to {format_duration(max(own.total_ns for own in totals))}" if len(totals) > 1 else ""
 
 
 def _milliseconds(nanoseconds: float) -> str:

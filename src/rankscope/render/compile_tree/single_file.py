@@ -14,9 +14,9 @@ from typing import BinaryIO, NamedTuple
 
 from rankscope.model.finding import Report
 from rankscope.model.tables import Trace
-from rankscope.render.compile_tree.listing import n_bytes_phrase
 from rankscope.render.compile_tree.outputs import TreeOptions
 from rankscope.render.html import asset, digest, text
+from rankscope.render.listing import n_bytes_phrase
 
 STYLES = ("code.css", "pack.css")
 SCRIPTS = ("code.js", "pack.js")

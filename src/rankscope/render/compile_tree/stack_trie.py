@@ -1,13 +1,13 @@
-"""All stacks under which something was compiled, merged into one tree; each compile id hangs where its frame is."""
+"""Stacks merged into one tree: what belongs to a stack, a compile id or a set of ranks, hangs where its frame is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rankscope.render.compile_tree.listing import Later, fold, listed
 from rankscope.render.compile_tree.page_data import STATUS_WORDS, Compilation, Row
 from rankscope.render.html import text
+from rankscope.render.listing import Later, fold, listed
 
 MAX_OPEN_NODES = 1500  # beyond this the branches below the first fork are put in when they are opened
 MAX_LEVELS = 40  # forks inside forks; deeper ones are listed flat, for a log may nest without end
@@ -21,6 +21,7 @@ class Node:
     place: Place
     code: str = ""
     is_user: bool = True
+    label: str = ""  # HTML; a branch that has one is a fold under it
     chips: list[str] = field(default_factory=list)
     children: dict[Place, Node] = field(default_factory=dict)
 
@@ -50,7 +51,10 @@ def trie_of(stacks: Iterable[tuple[Sequence[Row], str]]) -> tuple[Node, int]:
 
 def trie_html(name: str, stacks: Iterable[tuple[Sequence[Row], str]], base: str, later: Later) -> str:
     """Empty without stacks; `name` is unique in the page."""
-    root, n_nodes = trie_of(stacks)
+    return drawn_trie(name, *trie_of(stacks), base, later)
+
+
+def drawn_trie(name: str, root: Node, n_nodes: int, base: str, later: Later) -> str:
     if not n_nodes:
         return ""
     drawn = _Drawing(name, base, later, n_nodes > MAX_OPEN_NODES).branches(root, 0)
@@ -70,15 +74,28 @@ class _Drawing:
         if level > MAX_LEVELS:
             items = [self._frame(each) for each in _below(node)]
         else:
-            items = [item for child in node.children.values() for item in self._chain(child, level)]
+            items = [item for child in node.children.values() for item in self._branch(child, level)]
+        return self._list(items)
+
+    def _list(self, items: Sequence[str]) -> str:
         self._n_lists += 1
         return listed(self.later, "ul", f"{self.name}-{self._n_lists}", items, BRANCHES_SHOWN)
+
+    def _branch(self, node: Node, level: int) -> Iterator[str]:
+        if not node.label:
+            yield from self._chain(node, level)
+            return
+        body = self._list([*self._chain(node, level)])
+        yield f'<li class="branch">{fold(node.label, body, is_open=True)}</li>'
 
     def _chain(self, node: Node, level: int) -> Iterator[str]:
         """Calls that follow each other without a fork stand below each other; the last one may have branches."""
         while len(node.children) == 1:
+            [following] = node.children.values()
+            if following.label:
+                break
             yield self._frame(node)
-            [node] = node.children.values()
+            node = following
         if not node.children:
             yield self._frame(node)
             return

@@ -164,7 +164,9 @@
         const isInItem = own.some((list) => list.element.contains(details));
         if (!isInItem && has(plain(later.folds[Number(details.dataset.fold)]))) n += 1;
       }
-      if (!own.length && has(section.textContent.toLowerCase())) n += 1;
+      const find = views.get(section.id)?.find;
+      if (find) n += find(query);
+      else if (!own.length && has(section.textContent.toLowerCase())) n += 1;
       section.hidden = query.length > 0 && n === 0;
       const counts = [n, total].map((number) => number.toLocaleString("en"));
       section.querySelector(".hits").textContent = query.length && total ? counts.join(" of ") : "";
@@ -173,9 +175,70 @@
     document.getElementById("nothing").hidden = anywhere;
   }
 
+  // What lies in the page as data, unpacked: {meta, arrays}. A server sends it when it is asked for.
+  const blocks = new Map();
+  async function read(name) {
+    const element = document.querySelector(`script[data-block="${CSS.escape(name)}"]`);
+    const from = element.dataset.from;
+    const packed = from ? await asked(from) : fromBase64(element.textContent);
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+    const end = bytes.indexOf(10) + 1;
+    const head = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
+    const arrays = {};
+    for (const { name: own, type, start, n } of head.arrays) arrays[own] = new TYPES[type](bytes.buffer, end + start, n);
+    return { meta: head.meta, arrays };
+  }
+  const TYPES = {
+    uint8: Uint8Array, int8: Int8Array, uint16: Uint16Array, int16: Int16Array, uint32: Uint32Array, int32: Int32Array,
+    float32: Float32Array, float64: Float64Array, int64: BigInt64Array,
+  };
+  const fromBase64 = (text) => Uint8Array.fromBase64?.(text) ?? Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+  async function asked(from) {
+    const answer = await fetch(from);
+    if (!answer.ok) throw new Error(`${from}: ${answer.status} ${answer.statusText}`);
+    return answer.arrayBuffer();
+  }
+
+  // A view's script starts when its section comes near. It may take what stands behind the ? of a link, and search.
+  const views = new Map(); // by the section's id: {start, started, go, find}
+  const near = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) begin(entry.target.id);
+  }, { rootMargin: "400px" });
+  function begin(id) {
+    const view = views.get(id);
+    if (view && !view.started) {
+      const section = document.getElementById(id);
+      near.unobserve(section);
+      view.started = Promise.resolve(view.start(section)).catch((error) => {
+        const note = document.createElement("p");
+        note.className = "fail";
+        note.textContent = `This view could not be drawn: ${error.message}`;
+        section.append(note);
+        console.error(error);
+      });
+    }
+    return view?.started;
+  }
+  window.rankscope = {
+    block(name) {
+      if (!blocks.has(name)) blocks.set(name, read(name));
+      return blocks.get(name);
+    },
+    view(id, start, { go = null, find = null } = {}) {
+      const section = document.getElementById(id);
+      if (!section || section.classList.contains("absent")) return;
+      views.set(id, { start, go, find, started: null });
+      near.observe(section);
+    },
+    prepare,
+  };
+
   function follow() {
-    const id = decodeURIComponent(location.hash.slice(1));
+    const [id, place] = location.hash.slice(1).split("?").map(decodeURIComponent);
     if (!id) return;
+    const view = views.get(id);
+    if (view?.go && place) begin(id).then(() => view.go(new URLSearchParams(location.hash.split("?")[1])));
     let target = document.getElementById(id);
     for (const list of lists) target ||= list.show(id);
     if (!target) return;
@@ -213,5 +276,5 @@
     const anchor = event.target.closest('a[href^="#"]');
     if (anchor && anchor.hash === location.hash) follow();
   });
-  follow();
+  queueMicrotask(follow); // when the scripts behind this one have said what they do
 })();

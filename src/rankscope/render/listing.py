@@ -3,7 +3,8 @@ thousands of compilations do not become hundreds of thousands of elements."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote
@@ -13,6 +14,7 @@ import msgspec
 from rankscope.render.html import text
 
 ROWS_SHOWN = 200
+_EMPTY_CELL = re.compile(r"<td[^>]*></td>")
 
 
 class Column(NamedTuple):
@@ -23,10 +25,14 @@ class Column(NamedTuple):
 
 @dataclass
 class Later:
-    """HTML that compile.js puts into the page: further rows by list, contents of folds by number."""
+    """HTML that page.js puts into the page: further rows by list, contents of folds by number."""
 
     lists: dict[str, list[str]] = field(default_factory=dict)
     folds: list[str] = field(default_factory=list)
+
+    def cleaned(self, clean: Callable[[str], str]) -> Later:
+        lists = {name: [*map(clean, items)] for name, items in self.lists.items()}
+        return Later(lists, [*map(clean, self.folds)])
 
     def script(self) -> str:
         """A block of data, which no policy needs to allow. No `<` in it: nothing can end the block early."""
@@ -60,7 +66,7 @@ def listed(later: Later, tag: str, name: str, items: Sequence[str], n_shown: int
     n_later = len(items) - n_shown
     if n_later > 0:
         later.lists[name] = list(items[n_shown:])
-    # compile.js writes the same note, with a button; this one is for those who let no script run.
+    # page.js writes the same note, with a button; this one is for those who let no script run.
     note = f' data-later="{n_later}"' if n_later > 0 else ""
     return f'<{tag} data-list="{name}" data-shown="{n_shown}"{note}>' + "".join(items[:n_shown]) + f"</{tag}>"
 
@@ -74,7 +80,7 @@ def without_empty(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> t
     kept = [
         position
         for position, column in enumerate(columns)
-        if not column.is_number or any(not cells[position].endswith("></td>") for cells in rows)
+        if not column.is_number or any(not _EMPTY_CELL.fullmatch(cells[position]) for cells in rows)
     ]
     return [columns[position] for position in kept], [[cells[position] for position in kept] for cells in rows]
 

@@ -1,0 +1,118 @@
+"""`rankscope report`: the answer as one page that needs nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from rankscope.commands import output
+from rankscope.commands.diagnose import add_fail_on, exit_code
+from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from rankscope.model.finding import Report
+    from rankscope.render.page.contents import PageOptions
+    from rankscope.render.page.writer import Written
+
+HELP = "write the findings and the views behind them as one offline page"
+DEFAULT_OUTPUT = "report.html"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", default=DEFAULT_OUTPUT, help=f"the page (default: {DEFAULT_OUTPUT})"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
+    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    add_page_options(parser)
+    parser.add_argument(
+        "--max-size", type=_megabytes, metavar="MB", help="thin the data of a page that would be larger (default: 10)"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was written, and the findings, as JSON")
+    add_fail_on(parser)
+    add_reading_options(parser)
+
+
+def add_page_options(parser: ArgumentParser) -> None:
+    """What a page may tell; `rankscope serve` has the same."""
+    parser.add_argument("--no-source", action="store_true", help="leave out the lines of source code")
+    parser.add_argument(
+        "--redact", action="store_true", help="leave out lines of source code, directories and names of hosts"
+    )
+
+
+def run(args: Namespace) -> int:
+    from rankscope import pipeline
+    from rankscope.render.page.writer import write_page
+
+    output.check_writable(args.output, args.force)
+    trace = load_trace(args)
+    report = pipeline.diagnose(trace)
+    written = write_page(trace, report, args.output, page_options(args))
+    _tell(report, written, args)
+    if args.open:
+        import pathlib
+        import webbrowser
+
+        webbrowser.open(pathlib.Path(args.output).resolve().as_uri())
+    return exit_code(report, args.fail_on)
+
+
+def page_options(args: Namespace, *, is_served: bool = False) -> PageOptions:
+    from rankscope.analyze import RULES
+    from rankscope.render.page.contents import MAX_BYTES, PageOptions
+
+    return PageOptions(
+        source=not args.no_source,
+        redact=args.redact,
+        base=os.getcwd(),
+        max_bytes=getattr(args, "max_size", None) or MAX_BYTES,
+        meanings={rule.code: rule.doc.strip().splitlines()[0] for rule in RULES.values()},
+        is_served=is_served,
+    )
+
+
+def _tell(report: Report, written: Written, args: Namespace) -> None:
+    from rankscope.model.finding import SEVERITIES
+    from rankscope.render.escape import escape
+    from rankscope.render.finding_words import found_counts
+    from rankscope.render.listing import n_bytes_phrase
+
+    if args.json:
+        counts = {severity: report.count(severity) for severity in SEVERITIES}
+        record = {"path": args.output, "n_bytes": written.n_bytes, "left_out": written.remarks, "found": counts}
+        output.print_json({**record, "findings": report.findings})
+        return
+    found = ", ".join(found_counts(report)) or "no problem found"
+    sys.stderr.write(f"Wrote {args.output} ({n_bytes_phrase(written.n_bytes)}): {found}\n")
+    for remark in written.remarks:
+        sys.stderr.write(f"  = note: {escape(remark)}\n")
+    if report.findings:
+        sys.stderr.write(f"{verdict_line(report)}\n")
+    if not args.open:
+        sys.stderr.write(f"Next: open {args.output} in a browser\n")
+
+
+def verdict_line(report: Report) -> str:
+    """The first finding in one line, harmless to a terminal."""
+    from rankscope.render.escape import escape
+    from rankscope.render.finding_words import headline
+
+    first = report.findings[0]
+    return f"{first.severity}[{first.code}] {escape(headline(first))}"
+
+
+def _megabytes(text: str) -> int:
+    from argparse import ArgumentTypeError
+
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not 0.1 <= size < 10_000:
+        raise ArgumentTypeError(f"{text!r} is not a number of megabytes (0.1 or more)")
+    return int(size * 1e6)

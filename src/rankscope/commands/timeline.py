@@ -1,0 +1,247 @@
+"""`rankscope timeline`: everything that was recorded of all ranks, in one file for Perfetto."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import ArgumentTypeError
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rankscope.commands import output
+from rankscope.commands.fr import parse_ranks
+from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
+from rankscope.commands.metrics import parse_steps
+from rankscope.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator, Sequence
+
+    from rankscope.model.finding import Finding, Report
+    from rankscope.model.tables import Trace
+    from rankscope.render.timeline.axis import Axis
+    from rankscope.render.timeline.drawing import Cut
+    from rankscope.render.timeline.writer import Written
+
+HELP = "write the merged timeline of all ranks for Perfetto"
+MAX_EVENTS = 5_000_000
+_EXTENSIONS = (".json", ".json.gz")
+_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|min|h)")
+_EARLIEST_NS = 10**15  # a smaller number is no time since the epoch
+_MARGIN_NS = 10**9
+
+
+class Moment(NamedTuple):
+    """A time since the epoch, or since the beginning of the capture."""
+
+    nanoseconds: int
+    is_absolute: bool
+
+    def on(self, axis: Axis) -> int:
+        return self.nanoseconds if self.is_absolute else axis.base_ns + self.nanoseconds
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="where to write: .json or .json.gz")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    parser.add_argument("--ranks", type=parse_ranks, metavar="R", help="only these ranks: 0-7,12")
+    parser.add_argument("--steps", type=parse_steps, metavar="S", help="only the time of these steps: 3-5")
+    moment = "12.5s or 300ms after the beginning, an ISO time, or nanoseconds since the epoch"
+    parser.add_argument("--since", type=parse_moment, metavar="TIME", help=f"only what ends after: {moment}")
+    parser.add_argument("--until", type=parse_moment, metavar="TIME", help="only what starts before")
+    parser.add_argument(
+        "--around",
+        metavar="FINDING",
+        help="only the time and the ranks around a finding: H102, or H102-2 for the second",
+    )
+    parser.add_argument(
+        "--margin",
+        type=parse_span,
+        metavar="TIME",
+        help="with --around: how long before and after (default: a step, or 1s)",
+    )
+    parser.add_argument(
+        "--max-events",
+        type=_count,
+        default=MAX_EVENTS,
+        metavar="N",
+        help="leave out the shortest operators, then calls and kernels, beyond this (default: 5000000)",
+    )
+    add_reading_options(parser)
+
+
+def parse_span(text: str) -> int:
+    """The type of an option: 12.5s, 300ms."""
+    from decimal import Decimal
+
+    found = _SPAN.fullmatch(text.strip())
+    if not found:
+        raise ArgumentTypeError(f"{text!r} is not a time like 12.5s or 300ms")
+    return int(Decimal(found[1]) * _UNITS[found[2]])
+
+
+def parse_moment(text: str) -> Moment:
+    """The type of an option. An ISO time without a zone is UTC."""
+    from datetime import datetime, timedelta, timezone
+
+    if text.isdecimal() and int(text) >= _EARLIEST_NS:
+        return Moment(int(text), is_absolute=True)
+    if _SPAN.fullmatch(text.strip()):
+        return Moment(parse_span(text), is_absolute=False)
+    try:
+        told = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a time like 12.5s, 2026-01-15T14:02:14 or nanoseconds") from None
+    told = told if told.tzinfo else told.replace(tzinfo=timezone.utc)
+    return Moment((told - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1) * 1000, True)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"{text!r} is not a number of events")
+    return int(text)
+
+
+def run(args: Namespace) -> int:
+    _check(args)
+    from rankscope import pipeline
+    from rankscope.render.timeline.axis import prepare_axis
+    from rankscope.render.timeline.writer import write_timeline
+
+    trace = load_trace(args)
+    report = pipeline.diagnose(trace)
+    cut = _cut(trace, report, prepare_axis(trace), args)
+    written = write_timeline(trace, report.findings, args.output, cut, args.max_events)
+    if args.json:
+        output.print_json(_described(written, cut, args.output))
+    sys.stderr.writelines(f"{line}\n" for line in _summary(written, args))
+    return 0
+
+
+def _check(args: Namespace) -> None:
+    """Refuses before the work is done, not after."""
+    if not args.output.lower().endswith(_EXTENSIONS):
+        raise UsageError(f"cannot tell the format of {args.output!r} from its extension", "use .json or .json.gz")
+    given = [name for name in ("steps", "around", "since") if getattr(args, name) is not None]
+    if args.until is not None and "since" not in given:
+        given.append("until")
+    if len(given) > 1:
+        raise UsageError(f"--{given[0]} does not go with --{given[1]}", "give one of them")
+    if args.margin is not None and args.around is None:
+        raise UsageError("--margin goes with --around alone", "give --since and --until instead")
+    output.check_writable(args.output, args.force)
+
+
+def _cut(trace: Trace, report: Report, axis: Axis, args: Namespace) -> Cut:
+    from rankscope.render.timeline.drawing import Cut
+
+    ranks = _chosen_ranks(report, args.ranks)
+    since = args.since.on(axis) if args.since else None
+    until = args.until.on(axis) if args.until else None
+    if since is not None and until is not None and since >= until:
+        raise UsageError("--since is not before --until", "swap them")
+    if args.steps:
+        since, until = _time_of_steps(trace, args.steps, ranks)
+    if args.around:
+        from rankscope.render.timeline.markers import finding_time
+        from rankscope.render.timeline.windows import ranks_around
+
+        finding = _find(report, args.around)
+        margin = args.margin if args.margin is not None else report.capture.step_ns or _MARGIN_NS
+        time = finding_time(trace, finding, axis)
+        since, until = time - margin, time + margin
+        ranks = ranks or ranks_around(finding, report.capture.ranks)
+    return Cut(axis, ranks, since, until)
+
+
+def _chosen_ranks(report: Report, wanted: Sequence[int] | None) -> tuple[int, ...] | None:
+    from rankscope.model.finding import format_ranks
+
+    if wanted is None:
+        return None
+    present = set(report.capture.ranks)
+    if not present & set(wanted):
+        raise InputError(
+            f"there is nothing of ranks {format_ranks(list(wanted), limit=8)}",
+            f"there are traces of ranks {format_ranks(present, limit=8)}" if present else "no file tells its rank",
+        )
+    return tuple(sorted(present & set(wanted)))
+
+
+def _time_of_steps(trace: Trace, steps: Sequence[int], ranks: Sequence[int] | None) -> tuple[int, int]:
+    from rankscope.model.finding import format_ranks
+    from rankscope.render.timeline.windows import window_of_steps
+
+    if not trace.has("steps"):
+        raise UsageError(
+            "no trace marks steps", "only profiler traces do: give --since and --until, or --around a finding"
+        )
+    window = window_of_steps(trace, steps, ranks)
+    if window is None:
+        known = {step for step in trace.table("steps").array("step").tolist() if step >= 0}
+        raise UsageError(
+            f"there is no step {format_ranks(list(steps), limit=8)}", f"there are steps {format_ranks(known, limit=8)}"
+        )
+    return window
+
+
+def _find(report: Report, wanted: str) -> Finding:
+    from rankscope.model.finding import finding_anchors
+
+    anchors = finding_anchors(report.findings)
+    for anchor, finding in zip(anchors, report.findings, strict=True):
+        if wanted.upper() in (anchor.upper(), finding.code):
+            return finding
+    raise UsageError(f"there is no finding {wanted}", f"there are {', '.join(anchors[:20]) or 'none'}")
+
+
+def _described(written: Written, cut: Cut, path: str) -> dict[str, Any]:
+    import os
+
+    return {
+        "path": path,
+        "n_bytes": os.path.getsize(path),
+        "n_events": written.n_events,
+        "counts": written.counts,
+        "ranks": list(written.ranks),
+        "base_time_ns": cut.axis.base_ns,
+        "since_ns": cut.since_ns,
+        "until_ns": cut.until_ns,
+        "shorter_left_out_ns": written.least_ns,
+        "clocks": {str(rank): clock for rank, clock in written.clocks.items()},
+    }
+
+
+def _summary(written: Written, args: Namespace) -> Iterator[str]:
+    from rankscope.model.finding import count_noun, ranks_phrase
+
+    counts = written.counts
+    told = ", ".join(
+        count_noun(counts[f"{noun}s"], noun) for noun in ("span", "flow", "counter") if counts.get(f"{noun}s")
+    )
+    yield f"Wrote {told or 'no spans'} of {count_noun(len(written.ranks), 'rank')} to {args.output}"
+    yield from _notes(written)
+    if written.unaligned:
+        yield f"note: the clocks of {ranks_phrase(written.unaligned)} are not aligned: too few collectives are shared"
+    yield f"Next: open https://ui.perfetto.dev and drop {args.output} there (the page keeps it on this machine)"
+
+
+def _notes(written: Written) -> Iterator[str]:
+    from rankscope.model.finding import count_noun, format_duration
+    from rankscope.render.timeline.thinning import NOTHING
+
+    counts = written.counts
+    for table, least in written.least_ns.items():
+        shown = "all" if least == NOTHING else f"those shorter than {format_duration(least)}"
+        yield f"note: of {table} {shown} are left out: --max-events, or fewer --ranks or --steps, keep them"
+    if counts.get("left_out"):
+        yield f"note: {count_noun(counts['left_out'], 'event')} left out: without a time, or a year from the others"
+    if counts.get("clamped"):
+        yield f"note: {count_noun(counts['clamped'], 'time')} set right: negative, or beyond the capture"
+    if counts.get("crowded"):
+        yield f"note: {count_noun(counts['crowded'], 'span')} left out: too many at once on one track"
+    if not counts.get("spans") and not counts.get("counters"):
+        yield "note: nothing was recorded there: try without --ranks, --steps, --since, --until or --around"

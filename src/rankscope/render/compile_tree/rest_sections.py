@@ -1,0 +1,86 @@
+"""The end of a rank's index: the other files of the report, what the log consists of, versions and settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankscope.model.finding import count_noun
+from rankscope.render.compile_tree.index_sections import Page, counted
+from rankscope.render.compile_tree.page_data import kinds_of, settings_of, stray_stacks_of
+from rankscope.render.compile_tree.page_help import KINDS
+from rankscope.render.compile_tree.stack_trie import trie_html
+from rankscope.render.html import text
+from rankscope.render.listing import Column, cell, fold, link, n_bytes_phrase, row, table
+
+FILES_OF_A_REPORT = (
+    ("failures_and_restarts.html", "Failures and restarts", "every compilation that failed or began anew, and why"),
+    ("chromium_events.json", "Timeline", "every phase of every compilation, for Perfetto"),
+    ("collectives_parity.json", "Collectives parity", "collectives of the schedule against those of the code"),
+    ("compile_directory.json", "Directory", "the files by compile id, for scripts"),
+    ("raw.jsonl", "Records", "every record but the payloads, one per line, for scripts"),
+    ("raw.log", "The log", "as torch wrote it"),
+)
+
+
+def other_files(page: Page, folder: Path) -> str:
+    listed = [(name, title, what) for name, title, what in FILES_OF_A_REPORT if (folder / name).exists()]
+    listed += [
+        (path.name, f"Provenance of {path.stem.removeprefix('provenance_tracking_')}", "graphs and code side by side")
+        for path in sorted(folder.glob("provenance_tracking_*.html"))
+    ]
+    items = "".join(f"<dt>{link(name, text(title))}</dt><dd>{text(what)}</dd>" for name, title, what in listed)
+    timeline = (
+        '<p>To see the timeline, open <a href="https://ui.perfetto.dev" rel="noreferrer noopener">ui.perfetto.dev</a> '
+        "and drop <code>chromium_events.json</code> on it: Perfetto reads it in the browser and sends it nowhere.</p>"
+        if (folder / "chromium_events.json").exists()
+        else ""
+    )
+    return f'<dl class="others">{items}</dl>{timeline}' if items else ""
+
+
+def records(page: Page) -> str:
+    columns = [Column("Kind"), Column("Records", True), Column("Size", True), Column("What it is")]
+    unknown = "not known to this version; kept as logged"
+    made = [
+        row(
+            [
+                cell(f"<code>{text(each.kind)}</code>" if each.kind else "<b>not understood</b>"),
+                counted(each.n_records),
+                cell(n_bytes_phrase(each.n_bytes), each.n_bytes),
+                cell(text(KINDS.get(each.kind, unknown if each.kind else "damaged records; raw.log has them"))),
+            ]
+        )
+        for each in kinds_of(page.view)
+    ]
+    kinds = fold("What the log consists of", table(page.later, "kinds", columns, made)) if made else ""
+    return kinds + stray_stacks(page)
+
+
+def settings(page: Page) -> str:
+    versions, configs = settings_of(page.view)
+    said = "".join(
+        f"<dt>{text(name.removesuffix('_version'))}</dt><dd>{text(value)}</dd>" for name, value in versions.items()
+    )
+    return (f'<dl class="others">{said}</dl>' if said else "") + "".join(
+        _config(page, *config) for config in configs.items()
+    )
+
+
+def _config(page: Page, name: str, values: dict[str, str]) -> str:
+    made = [
+        row([cell(f"<code>{text(setting)}</code>"), cell(f"<code>{text(value)}</code>")])
+        for setting, value in sorted(values.items())
+    ]
+    shown = table(page.later, name, [Column("Setting"), Column("Value")], made, 1000)
+    return fold(
+        f'{text(name)} <span class="faint">{count_noun(len(values), "setting")}</span>', shown, later=page.later
+    )
+
+
+def stray_stacks(page: Page) -> str:
+    """Where torch logged something outside any compilation; it notes the place when it expected one."""
+    hanging = (
+        (stray.frames, f'<span class="chip missing">{text(stray.what)}</span>') for stray in stray_stacks_of(page.view)
+    )
+    drawn = trie_html("strays", hanging, page.base, page.later)
+    return fold("Stacks under which records without a compile id were written", drawn) if drawn else ""

@@ -1,0 +1,163 @@
+"""What is said of a capture and of a finding, in the same words wherever it is shown."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from rankscope.model.finding import (
+    SEVERITIES,
+    Capture,
+    Check,
+    Finding,
+    GroupRef,
+    Location,
+    Report,
+    StackGroup,
+    count_noun,
+    format_duration,
+    format_ranks,
+    ranks_phrase,
+)
+
+SOURCE_NOUNS = {
+    "flight_recorder": "Flight Recorder dump",
+    "execution_trace": "execution trace",
+    "kineto": "profiler trace",
+    "nsys": "Nsight Systems report",
+    "compile_log": "compile log",
+    "torch_logs": "TORCH_LOGS file",
+    "thread_stacks": "stack file",
+    "metrics": "metrics file",
+    "manifest": "manifest",
+    "desync": "desync report",
+}
+MAX_NAMED_CHECKS = 4
+MAX_HEADLINE = 400
+
+
+# The capture
+
+
+def sources_phrase(capture: Capture) -> str:
+    named = [count_noun(n, SOURCE_NOUNS.get(name, f"{name} file")) for name, n in sorted(capture.sources.items())]
+    return ", ".join(named) or "no trace"
+
+
+def capture_parts(capture: Capture) -> list[str]:
+    """Ranks, hosts, groups, calls, steps, devices and the time span, as far as they are known."""
+    n_ranks = len(capture.ranks)
+    of_world = f"{n_ranks:,} of " if n_ranks < capture.world_size else ""
+    parts = [of_world + count_noun(max(n_ranks, capture.world_size), "rank")]
+    if capture.hosts:
+        parts.append(count_noun(len(capture.hosts), "host"))
+    if capture.n_groups:
+        parts.append(count_noun(capture.n_groups, "process group"))
+    if capture.n_calls:
+        parts.append(count_noun(capture.n_calls, "call"))
+    if capture.n_steps and capture.step_ns is not None:
+        parts.append(f"{count_noun(capture.n_steps, 'step')} of {format_duration(capture.step_ns)}")
+    if capture.devices:
+        parts.append(" and ".join(capture.devices[:2]))
+    if capture.first_ns is not None and capture.last_ns is not None:
+        parts.append(time_span(capture.first_ns, capture.last_ns))
+    return parts
+
+
+def time_span(first_ns: int, last_ns: int) -> str:
+    first, last = (datetime.fromtimestamp(ns // 10**9, timezone.utc) for ns in (first_ns, last_ns))
+    end_format = "%H:%M:%S" if first.date() == last.date() else "%Y-%m-%d %H:%M:%S"
+    return f"{first:%Y-%m-%d %H:%M:%S} to {last:{end_format}} UTC"
+
+
+def skipped_phrase(checks: tuple[Check, ...], show_all: bool) -> str:
+    """By reason; a whole family of rules, which another kind of trace would need, is counted, not listed."""
+    named = {
+        why: ", ".join(rules) if show_all or len(rules) <= MAX_NAMED_CHECKS else f"{len(rules)} rules"
+        for why, rules in skipped_by_reason(checks).items()
+    }
+    return "; ".join(rules + (f" ({why})" if why else "") for why, rules in named.items())
+
+
+def skipped_by_reason(checks: tuple[Check, ...]) -> dict[str, list[str]]:
+    by_reason: dict[str, list[str]] = {}
+    for check in checks:
+        if check.status == "skipped":
+            by_reason.setdefault(check.why, []).append(check.rule)
+    return by_reason
+
+
+def found_counts(report: Report) -> list[str]:
+    """1 error, 2 warnings, ...: without what there is none of."""
+    counts = [(severity, report.count(severity)) for severity in SEVERITIES]
+    return [count_noun(n, severity, "info" if severity == "info" else "") for severity, n in counts if n]
+
+
+# A finding
+
+
+def headline(finding: Finding) -> str:
+    """The title, as long as a line or two: a trace may hold a name of ten thousand letters."""
+    return shortened(finding.title, MAX_HEADLINE)
+
+
+def shortened(said: str, n_chars: int) -> str:
+    """Without its middle where it is longer."""
+    half = n_chars // 2
+    return said if len(said) <= n_chars else f"{said[:half]} … {said[-half:]}"
+
+
+def where_parts(finding: Finding) -> list[str]:
+    """Where in the job: the group, the collective, and how long it has been waited for."""
+    parts = [group_phrase(finding.group)] if finding.group else []
+    if finding.collective:
+        kind = "transfer" if finding.collective.p2p else "collective"
+        # The comparison below shows the operation; without one it has to be said here.
+        op = "" if finding.evidence.comparison else f" ({finding.collective.op})"
+        parts.append(f"{kind} {finding.collective.seq}{op}")
+    if finding.evidence.waiting_ns is not None:
+        parts.append(f"waiting {format_duration(finding.evidence.waiting_ns)}")
+    return parts
+
+
+def group_phrase(group: GroupRef) -> str:
+    desc = f' "{group.desc}"' if group.desc else ""
+    members = count_noun(len(group.ranks), "rank") + (", members inferred" if group.inferred else "")
+    return f"group {group.name}{desc} ({members}: {format_ranks(group.ranks, limit=4)})"
+
+
+def peers_phrase(finding: Finding) -> str:
+    """Who the others are: as the evidence names them, else the rest of the group."""
+    culprits = set(finding.ranks)
+    if finding.evidence.comparison:
+        for side in finding.evidence.comparison.sides:
+            if side.ranks and culprits.isdisjoint(side.ranks):
+                return side.label or ranks_phrase(side.ranks)
+    for stack in finding.evidence.stacks:
+        if stack.frames and finding.peer_location in stack.frames and culprits.isdisjoint(stack.ranks):
+            return stack.label or ranks_phrase(stack.ranks)
+    others = tuple(rank for rank in finding.group.ranks if rank not in culprits) if finding.group else ()
+    return ranks_phrase(others) if others else ""
+
+
+def merged_stacks(stacks: tuple[StackGroup, ...]) -> list[StackGroup]:
+    """Ranks that stand at the same place are one entry, however the evidence listed them."""
+    merged: dict[tuple[Location, ...], StackGroup] = {}
+    for stack in stacks:
+        known = merged.get(stack.frames)
+        if known:
+            ranks = tuple(sorted({*known.ranks, *stack.ranks}))
+            stack = StackGroup(ranks, ranks_phrase(ranks), stack.frames, max(known.n_hidden, stack.n_hidden))
+        merged[stack.frames] = stack
+    return list(merged.values())
+
+
+def remarks_of(finding: Finding) -> list[tuple[str, str]]:
+    """What is known and what to do, each with its label: certain, likely, help or note."""
+    evidence = finding.evidence
+    remarks = [("certain", text) for text in evidence.certain]
+    remarks += [("likely", text) for text in evidence.likely]
+    remarks += [("help", finding.help)] if finding.help else []
+    remarks += [("note", text) for text in evidence.notes]
+    if finding.certainty != "certain":
+        remarks.append(("note", f"this verdict is {finding.certainty}, not certain"))
+    return remarks

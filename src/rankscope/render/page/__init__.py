@@ -1,0 +1,1 @@
+"""The report as one page: each view in a file of its own, put together by writer.py."""

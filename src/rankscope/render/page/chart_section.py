@@ -1,0 +1,45 @@
+"""What stands around a chart: a heading, a sentence, the numbers as a table, and what was left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rankscope.model.database import database
+from rankscope.model.finding import count_noun
+from rankscope.render.html import text
+from rankscope.render.listing import Column, fold, table
+from rankscope.render.page.contents import Contents
+
+WORST = 20  # bars of a chart, and rows that a table shows at first
+MAX_ROWS = 200  # of a table: 16,384 ranks would fill the page
+
+
+def section(anchor: str, title: str, said: str, *content: str) -> str:
+    """`said` is plain text, the content HTML."""
+    return f'<h3 id="{anchor}">{text(title)}</h3><p>{text(said)}</p>' + "".join(content)
+
+
+def rows_of(contents: Contents, needed: str, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a statement about a derived table, which is made first."""
+    contents.trace.table(needed)
+    return database(contents.trace).execute(sql).fetchall()
+
+
+def table_below(contents: Contents, name: str, columns: Sequence[Column], rows: Sequence[str], about: str) -> str:
+    """The numbers of a chart, folded: plain rows for keyboards, screen readers and search, the worst first."""
+    shown = table(contents.later, name, columns, rows, WORST)
+    return fold(f"{text(about)} as a table", shown, kind="rows") if rows else ""
+
+
+def more_rows(n_rows: int, noun: str, command: str) -> str:
+    """What a table leaves out, and where it is."""
+    if n_rows <= MAX_ROWS:
+        return ""
+    said = f"The table has the first {MAX_ROWS} of {count_noun(n_rows, noun)}; all:"
+    return f'<p class="faint">{text(said)} <code>{text(command)}</code></p>'
+
+
+def shortened(name: str, limit: int) -> str:
+    """Templates make names as long as pages."""
+    return name if len(name) <= limit else f"{name[:limit]}… ({len(name):,} characters)"

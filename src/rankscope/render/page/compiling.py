@@ -1,0 +1,281 @@
+"""What torch.compile did, all ranks together: who differs, what it cost and where, why it compiled anew, what broke."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rankscope.model.finding import Finding, count_noun, ranks_phrase
+from rankscope.model.rank_groups import Aspect, RankGroup, compile_runs, rank_groups
+from rankscope.render.compile_tree import index_sections as sections
+from rankscope.render.compile_tree.page_data import Compilation, Row
+from rankscope.render.compile_tree.ranks_sections import (
+    RankTotals,
+    apart_phrase,
+    difference,
+    rank_table,
+    totals_tiles,
+)
+from rankscope.render.compile_tree.ranks_words import WORDS
+from rankscope.render.compile_tree.stack_trie import chip
+from rankscope.render.html import text
+from rankscope.render.listing import Column, blocks, cell, fold, row, table
+from rankscope.render.page.compiling_files import embed, file_item, file_versions, outputs_of, records_with_text
+from rankscope.render.page.compiling_job import Classes, Job, rank_totals
+from rankscope.render.page.compiling_rows import JobView, fitting, row_bytes
+from rankscope.render.page.contents import Contents, View, absent
+
+Place = tuple[str, int | str]  # a file, and a line or a function of it
+ANCHOR = "compile"
+TITLE = "Compile"
+ROOM = 0.3  # of the page
+MAX_HTML = 3_000_000  # also where the page is served: a browser has to lay it out
+RANKS_SHOWN = 20
+GROUPS_SHOWN = 12
+MAX_FAIL = 5_000  # characters of an exception
+MESSAGES_SHOWN = 20
+ALL_FILES = "rankscope compile PATH -o report/"
+_COMPILATION_BYTES = 2_000  # about what one takes, its list of files included
+_RANK_BYTES = 280
+_LEVELS = {"critical": 0, "error": 1, "warning": 2, "info": 3, "debug": 4}
+_PANE = (
+    '<dialog class="artifact" aria-labelledby="artifact-name"><header><b id="artifact-name"></b>'
+    "<a download hidden>Download</a><button>Close</button></header><p></p><div></div></dialog>"
+)
+_TELLING = ("compilations", "compile_stacks", "graph_breaks", "recompiles", "compile_errors", "log_lines")
+
+
+def compiling_view(contents: Contents) -> View:
+    trace = contents.trace
+    if not trace.has("compile_logs"):
+        command = "rankscope record --only compile-log -o traces/ -- torchrun train.py"
+        return absent(ANCHOR, TITLE, "No log of torch.compile is in this capture.", command)
+    if not any(map(trace.has, _TELLING)):
+        n_logs = count_noun(len(trace.table("compile_logs")), "log")
+        said = f'<p class="absent">Nothing was compiled: no compilation in {n_logs} of torch.compile.</p>'
+        return View(ANCHOR, TITLE, said, is_absent=True)
+    made = _Compiling(contents)
+    trace.derived[compile_anchor] = made.anchors()
+    n_compilations = sum(each.totals.n_compilations for each in made.totals)
+    return View(ANCHOR, TITLE, made.body(), badge=f"{n_compilations:,}" if n_compilations else "")
+
+
+def compile_anchor(contents: Contents, finding: Finding) -> str:
+    """Where the view, once it is made, shows what the finding is about: a compilation, or the view as a whole."""
+    anchors: dict[Place, str] = contents.trace.derived.get(compile_anchor, {})
+    for site in filter(None, (finding.location, finding.peer_location)):
+        found = anchors.get((site.file, site.line)) or anchors.get((site.file, site.function))
+        if found:
+            return found
+    return ANCHOR
+
+
+class _Compiling:
+    def __init__(self, contents: Contents) -> None:
+        self.contents = contents
+        self.later = contents.later
+        self.job = Job(contents.trace)
+        self.totals = rank_totals(self.job)
+        self.html_room = min(contents.room(ROOM) // 2, MAX_HTML)
+        records = records_with_text(contents.trace)
+        classes = Classes(self.job, records)
+        chosen = classes.by_interest()[: max(20, self.html_room * 3 // 5 // _COMPILATION_BYTES)]
+        if len(chosen) < len(classes.shown):
+            self._left_out(len(chosen), len(classes.shown), "different compilations", ALL_FILES)
+        versions = file_versions(self.job, classes, records, chosen)
+        places = embed(contents, versions, contents.room(ROOM) // 2) if self._shows_files else [""] * len(versions)
+        self._tell_files(places)
+        self.view = JobView(self.job, classes, chosen, outputs_of(versions, places))
+        self.has_files = any(places)
+        compilations = self.view.compilations()
+        compilations = [each._replace(fail=self._quotable(each.fail)) for each in compilations]
+        base = contents.options.base.rstrip(os.sep) + os.sep if contents.options.base else ""
+        known = {each.key: each for each in compilations}
+        self.page = sections.Page(self.view, compilations, known, self.later, base, file_item)
+        self._thin("compile_ledger", 0.1, "lines that compiling took time for", lambda entry: -entry["total_ns"])
+        self._thin("graph_breaks", 0.1, "graph breaks", lambda entry: (not entry["is_user"], -entry["n_times"]))
+        self._thin("recompiles", 0.1, "failed guards", lambda entry: -len(entry.get("ranks", ())))
+        self._thin("log_lines", 0.05, "different messages", lambda entry: _LEVELS.get(entry["level"], 9))
+        self._thin("compile_errors", 0.05, "errors", lambda entry: -entry["n_times"])
+
+    @property
+    def _shows_files(self) -> bool:
+        return self.contents.options.shows_source
+
+    def _tell_files(self, places: Sequence[str]) -> None:
+        n_missing = sum(not place for place in places)
+        if not n_missing:
+            return
+        if self._shows_files:
+            said = f"{n_missing:,} of {count_noun(len(places), 'file')} of compilations are too large for the page"
+            said += f"; {ALL_FILES} writes all of them."
+        else:
+            said = "The files of compilations were left out: graphs and generated code quote the lines of the model."
+        self.contents.remarks.append(said)
+
+    def _left_out(self, n_shown: int, n_all: int, what: str, command: str) -> None:
+        self.contents.remarks.append(
+            f"Of {n_all:,} {what} the page shows the {n_shown:,} that tell most; {command} writes all of them."
+        )
+
+    def _thin(self, name: str, share: float, what: str, order: Callable[[Row], Any]) -> None:
+        """Keeps the rows that fit in the order that is asked for; those that stay keep their own."""
+        rows = self.view.rows(name)
+        kept = fitting(sorted(rows, key=order), int(self.html_room * share), row_bytes)
+        if len(kept) < len(rows):
+            self._left_out(len(kept), len(rows), what, f'rankscope query PATH "from {name}"')
+            stays = set(map(id, kept))
+            rows[:] = [entry for entry in rows if id(entry) in stays]
+
+    def body(self) -> str:
+        parts = [
+            ("What the ranks did alike, and what not", self._differences()),
+            ("Failures", self._failures()),
+            ("Compile time by line", sections.ledger(self.page)),
+            ("Recompilations", sections.chains(self.page)),
+            ("Graph breaks", sections.graph_breaks(self.page)),
+            ("Where it was compiled", sections.stacks(self.page)),
+            ("Compilations and their files", sections.compilation_table(self.page)),
+            ("Ranks", self._ranks()),
+            ("Messages of TORCH_LOGS", self._messages()),
+        ]
+        shown = "".join(f"<h3>{text(title)}</h3>{body}" for title, body in parts if body)
+        return self._head() + shown + (_PANE if self.has_files else "")
+
+    def anchors(self) -> dict[Place, str]:
+        """The compilation behind a line or a function: by its breaks, its guards, then the frame itself."""
+        found: dict[Place, str] = {}
+        for name in ("graph_breaks", "recompiles"):
+            for entry in self.view.rows(name):
+                compilation = self.page.known.get((entry["file_id"], entry["compile_id"]))
+                if compilation and entry["file"]:
+                    found.setdefault((entry["file"], entry["line"]), compilation.anchor)
+        for each in sorted(self.page.compilations, key=lambda each: not each.fail):
+            file, _, line = each.place.rpartition(":")
+            if file:
+                found.setdefault((file, int(line)), each.anchor)
+                found.setdefault((file, each.function), each.anchor)
+        return found
+
+    def _head(self) -> str:
+        told = totals_tiles(self.totals)
+        if not self.job.is_traced:  # neither times nor caches
+            told = [told[0], *told[2:4]]
+        tiles = "".join(
+            f"<div><dt>{noun}</dt><dd>{text(number)} <small>{text(detail)}</small></dd></div>"
+            for number, noun, detail in told
+        )
+        return f'<p class="kicker">{text(" · ".join(self._known()))}</p><dl class="tiles">{tiles}</dl>'
+
+    def _known(self) -> Iterator[str]:
+        job = self.job
+        ranks = [rank for rank in job.ranks if rank >= 0]
+        yield f"logs of {ranks_phrase(ranks)}" if ranks else count_noun(len(job.logs), "log")
+        if not job.is_traced:
+            yield "from TORCH_LOGS, which has neither times nor files; TORCH_TRACE has them"
+        if job.n_runs > 1:
+            yield f"run {job.run + 1} of {job.n_runs}, the others are left out"
+        if job.cut_ranks:
+            yield f"cut off at its end: {ranks_phrase(job.cut_ranks)}"
+
+    def _differences(self) -> str:
+        n_ranks = len(compile_runs(self.contents.trace).get(self.job.run, ()))
+        if n_ranks < 2:
+            return ""
+        groups = self._groups()
+        split = {aspect: own for aspect, own in groups.items() if len(own) > 1}
+        said = "".join(self._difference(aspect, own, n_ranks) for aspect, own in split.items())
+        if said:
+            said = f"<p>{text(_sentence(apart_phrase(groups)))}</p>{said}"
+        rest = "".join(
+            difference(aspect, own, n_ranks, self._place, "h4") for aspect, own in groups.items() if aspect not in split
+        )
+        alike = [WORDS[aspect].title.lower() for aspect, own in groups.items() if len(own) == 1]
+        title = f"The same on all: {'; '.join(alike)}" if alike else "Not compared"
+        return said + (fold(text(title), rest, kind="faint") if rest else "")
+
+    def _groups(self) -> dict[Aspect, tuple[RankGroup, ...]]:
+        return {aspect: rank_groups(self.contents.trace, self.job.run, aspect) for aspect in WORDS}
+
+    def _difference(self, aspect: Aspect, groups: Sequence[RankGroup], n_ranks: int) -> str:
+        said = difference(aspect, groups[:GROUPS_SHOWN], n_ranks, self._place, "h4")
+        n_more = len(groups) - GROUPS_SHOWN
+        return said + (f'<p class="faint">{count_noun(n_more, "more group")} of ranks.</p>' if n_more > 0 else "")
+
+    def _place(self, rank: int, compile_id: str) -> str:
+        same = [each for each in self.page.compilations if each.key[1] == compile_id]
+        own = next((each for each in same if rank in each.ranks), None)
+        if not own or not own.place:
+            return f"[{compile_id}]"
+        return f"{own.label} ({own.function}, {self.page.shown(own.place)})"
+
+    def _failures(self) -> str:
+        failed = [each for each in self.page.compilations if each.fail]
+        items = [self._failure(each) for each in sorted(failed, key=lambda each: (len(each.ranks), each.anchor))]
+        quoted = {each.fail for each in failed}
+        for entry in self.view.rows("compile_errors"):
+            said = f"{entry['type']}: {entry['message']}"
+            if not any(entry["message"] in own for own in quoted):
+                where = self.page.place(entry["file"], entry["line"])
+                items.append(_problem(where, entry.get("ranks", ()), self._quotable(said)))
+        return blocks(self.later, "compile-failures", items, 10)
+
+    def _quotable(self, said: str) -> str:
+        """The text of an exception quotes the lines that led to it, and may have no end."""
+        if not self.contents.options.shows_source:
+            return said.partition("\n")[0]
+        return said if len(said) <= MAX_FAIL else said[:MAX_FAIL] + " …"
+
+    def _failure(self, each: Compilation) -> str:
+        place = f'<span class="place">{text(self.page.shown(each.place))}</span>'
+        return _problem(f"{chip(each)} <b>{text(each.function)}</b> {place}", each.ranks, each.fail)
+
+    def _ranks(self) -> str:
+        if len(self.totals) < 2:
+            return ""
+        slowest = sorted(self.totals, key=lambda each: (-each.totals.total_ns, -each.totals.n_compilations, each.rank))
+        shown = fitting(slowest, self.html_room // 5, lambda each: _RANK_BYTES)
+        if len(shown) < len(slowest):
+            self._left_out(len(shown), len(slowest), "ranks", 'rankscope query PATH "from compile_ledger"')
+
+        def named(own: RankTotals) -> str:
+            return own.name
+
+        return rank_table(self.later, "compile-ranks", shown, self._groups(), named, RANKS_SHOWN)
+
+    def _messages(self) -> str:
+        entries = self.view.rows("log_lines")
+        if entries and not self.contents.options.shows_source:
+            return f'<p class="faint">{count_noun(len(entries), "message")}: left out, for they may quote code.</p>'
+        entries = sorted(entries, key=lambda entry: (_LEVELS.get(entry["level"], 9), entry["line"]))
+        columns = [Column("Level"), Column("From"), Column("Times", True), Column("Message")]
+        columns += [Column("Ranks")] * self.view.names_ranks
+        rows = [
+            row(
+                [
+                    cell(text(entry["level"])),
+                    cell(text(entry["channel"])),
+                    cell(f"{entry['n_times']:,}", entry["n_times"]),
+                    cell(_message(entry["message"])),
+                    *([sections.ranked(entry["ranks"])] if self.view.names_ranks else []),
+                ]
+            )
+            for entry in entries
+        ]
+        return table(self.later, "messages", columns, rows, MESSAGES_SHOWN)
+
+
+def _problem(where: str, ranks: Sequence[int], said: str) -> str:
+    whose = f' <span class="faint">{text(sections.whose(ranks))}</span>' if ranks else ""
+    return f'<div class="problem"><div>{where}{whose}</div><p class="fail">{text(said)}</p></div>'
+
+
+def _message(said: str) -> str:
+    first, _, more = said.partition("\n")
+    shown = f"<code>{text(first)}</code>"
+    return fold(shown, f"<pre>{text(more)}</pre>") if more else shown
+
+
+def _sentence(said: str) -> str:
+    return f"{said[:1].upper()}{said[1:]}."

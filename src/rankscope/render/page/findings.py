@@ -1,0 +1,103 @@
+"""The findings as cards, the cause first, each with a way into the view that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlencode
+
+from rankscope.model.finding import Finding, count_noun, finding_anchors
+from rankscope.render.cards import Cards, skipped_checks
+from rankscope.render.html import text
+from rankscope.render.listing import blocks, fold
+from rankscope.render.page.compiling import compile_anchor
+from rankscope.render.page.contents import Contents, View
+
+FINDINGS_SHOWN = 100
+ANCHOR = "findings"
+# Which views show what a family of rules speaks of; the first ones that have data are linked.
+_VIEWS_OF = {
+    "H": ("map", "waits", "stacks"),
+    "S": ("map", "performance"),
+    "P": ("performance",),
+    "C": ("compile",),
+    "L": ("capture",),
+    "X": ("performance", "compile", "map"),
+    "D": ("capture",),
+}
+_VIEW_WORDS = {
+    "map": "See it on the map",
+    "waits": "Who waits for whom",
+    "stacks": "Where everybody stands",
+    "performance": "Where the time goes",
+    "compile": "What was compiled",
+    "capture": "What was read",
+}
+
+
+def findings_view(contents: Contents, anchors: Sequence[str]) -> View:
+    """`anchors` are those of the views that have data."""
+    report = contents.report
+    cards = Cards(code_lines(contents), contents.options.meanings, contents.options.base, contents.options.shows_source)
+    is_healthy = all(finding.severity == "info" for finding in report.findings)
+    shown = [
+        cards.card(
+            anchor,
+            finding,
+            is_open=is_healthy or finding.severity != "info",  # good to know must not hide what is wrong
+            links=" ".join(_links(contents, finding, anchors)),
+        )
+        for anchor, finding in zip(finding_anchors(report.findings), report.findings, strict=True)
+    ]
+    body = blocks(contents.later, "cards", shown, FINDINGS_SHOWN) or "<p>No rule found anything to mend.</p>"
+    if report.effects:
+        effects = "".join(f"<li>{text(finding.code)}: {text(finding.title)}</li>" for finding in report.effects)
+        body += fold(f"{count_noun(len(report.effects), 'effect')} of the above", f"<ul>{effects}</ul>", kind="checks")
+    body += _in_order(contents) + skipped_checks(report.checks)
+    return View(ANCHOR, "Findings", body, badge=f"{len(report.findings):,}" if report.findings else "")
+
+
+def _links(contents: Contents, finding: Finding, anchors: Sequence[str]) -> Iterator[str]:
+    for anchor in _VIEWS_OF.get(finding.code[:1], ()):
+        if anchor in anchors:
+            yield f'<a href="#{text(_target(contents, finding, anchor))}">{_VIEW_WORDS[anchor]}</a>'
+
+
+def _target(contents: Contents, finding: Finding, anchor: str) -> str:
+    """The very place in the view, where the finding names one."""
+    if anchor == "map":
+        return anchor + _place_on_map(contents, finding)
+    return compile_anchor(contents, finding) if anchor == "compile" else anchor
+
+
+def _place_on_map(contents: Contents, finding: Finding) -> str:
+    """As rank_map.js reads it behind its own anchor."""
+    place: dict[str, object] = {}
+    group = contents.map_group(finding.group) if finding.group else None
+    if group is not None:
+        place["group"] = group
+        if finding.collective:
+            place["seq"] = finding.collective.seq
+            if finding.collective.p2p:
+                place["p2p"] = 1
+    if finding.ranks:
+        place["rank"] = finding.ranks[0]
+    return f"?{urlencode(place)}" if place else ""
+
+
+def _in_order(contents: Contents) -> str:
+    report = contents.report
+    broken = {finding.rule for finding in (*report.findings, *report.effects)}
+    passed = [check.rule for check in report.checks if check.status == "ran" and check.rule not in broken]
+    if not passed:
+        return ""
+    return fold(f"{count_noun(len(passed), 'check')} found nothing", f"<p>{text(', '.join(passed))}</p>", kind="checks")
+
+
+def code_lines(contents: Contents) -> dict[tuple[str, int], str]:
+    """Lines of code that a compile log quotes: the files themselves may not be at hand."""
+    lines: dict[tuple[str, int], str] = {}
+    for name in ("compile_stacks", "graph_breaks"):
+        table = contents.trace.table(name)
+        places = zip(table.text("file").tolist(), table.array("line").tolist(), strict=True)
+        lines |= {place: code for place, code in zip(places, table.text("code").tolist(), strict=True) if code}
+    return lines

@@ -1,0 +1,63 @@
+"""Where the time of the profiled steps goes: per rank and step, on the device, between ranks, on the critical path."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankscope.model.finding import count_noun
+from rankscope.render.page.chart_marks import marks_of
+from rankscope.render.page.contents import Contents, View, absent
+from rankscope.render.page.performance_device import idle_section, kernel_section, overlap_section
+from rankscope.render.page.performance_path import path_section, what_if_section
+from rankscope.render.page.performance_ranks import bubble_section, collective_section, straggler_section
+from rankscope.render.page.performance_steps import breakdown_section, step_section
+
+ANCHOR = "performance"
+TITLE = "Performance"
+_SECTIONS = (
+    step_section,
+    breakdown_section,
+    straggler_section,
+    path_section,
+    what_if_section,
+    overlap_section,
+    collective_section,
+    bubble_section,
+    idle_section,
+    kernel_section,
+)
+
+
+def performance_view(contents: Contents) -> View:
+    if not (contents.trace.has("profiles") and contents.trace.has("step_breakdown")):
+        return absent(
+            ANCHOR,
+            TITLE,
+            "No profiler traces are in this capture.",
+            "rankscope record --only kineto,metrics -o traces/ -- torchrun train.py",
+        )
+    marks = marks_of(contents)
+    body = _what_was_measured(contents)
+    if marks.all:
+        body += (
+            f'<p class="faint">Findings about time: {marks.all}. Ranks and steps that they name are marked below.</p>'
+        )
+    body += "".join(section(contents, marks) for section in _SECTIONS)
+    return View(ANCHOR, TITLE, body)
+
+
+def _what_was_measured(contents: Contents) -> str:
+    profiles = contents.trace.table("profiles")
+    ranks = np.unique(profiles.array("rank"))
+    has_device = profiles.array("n_kernels") > 0
+    said = f"Profiler traces of {count_noun(len(ranks), 'rank')}."
+    if not has_device.any():
+        said += (
+            " No device was traced: what follows is the time of the host alone, and operators that ran there count as"
+            " its computation. Profile with ProfilerActivity.CUDA to see the device."
+        )
+    elif not has_device.all():
+        bare = np.setdiff1d(ranks, np.unique(profiles.array("rank")[has_device]))
+        if len(bare):
+            said += f" Of {count_noun(len(bare), 'rank')} no work on a device was traced."
+    return f"<p>{said}</p>"

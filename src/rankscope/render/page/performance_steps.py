@@ -1,0 +1,245 @@
+"""How long the steps of each rank take, and what their time consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rankscope.model.finding import count_noun
+from rankscope.model.tables import MISSING, Array, Table
+from rankscope.render.html import text
+from rankscope.render.listing import Column, cell, row
+from rankscope.render.page.chart_marks import Marks
+from rankscope.render.page.chart_scale import PERCENT, Unit, number_text, time_unit
+from rankscope.render.page.chart_section import MAX_ROWS, WORST, more_rows, section, table_below
+from rankscope.render.page.charts import Bar, Flag, Key, Line, LineChart, Segment, bars, figure, lines
+from rankscope.render.page.contents import Contents
+from rankscope.render.page.heat_map import HeatMap, heat_map
+
+FEW_RANKS = 8  # as lines; more are a map
+_MAX_STEPS = 300  # of a chart of lines
+_LEAST_SPAN = 0.2  # of the median, on the axis of a chart of lines
+_SHARE = 0.04  # of the page, for one map
+# A part of a step, its columns, and what it is called.
+_PARTS = (
+    ("computation", ("kernel_ns",), "computation"),
+    ("memory", ("memcpy_ns", "memset_ns"), "copies and fills"),
+    ("communication", ("communication_ns",), "exposed communication"),
+    ("runtime", ("runtime_ns",), "calls into the runtime"),
+    ("loading", ("data_loader_ns",), "data loading"),
+    ("operators", ("cpu_ns",), "operators on the host"),
+    ("nothing", ("other_ns",), "nothing recorded"),
+)
+
+
+class _Grid(NamedTuple):
+    """Ranks x steps, NaN where a rank has no such step."""
+
+    ranks: Array
+    steps: Array
+    duration: Array
+    own: Array  # without exposed communication: what the rank needs for itself
+
+
+# Step times
+
+
+def step_section(contents: Contents, marks: Marks) -> str:
+    grid = _grid(contents.trace.table("step_breakdown"))
+    if grid.steps[-1] == MISSING:
+        return ""  # no step was marked: the breakdown below is of whole traces
+    unit = time_unit(float(np.nanmedian(grid.duration)))
+    body = _charts(contents, grid, unit, marks)
+    return section("step-times", "Step times", _summary(grid, unit), body, _worst_steps(contents, grid, unit))
+
+
+def _grid(breakdown: Table) -> _Grid:
+    rank, step = breakdown.array("rank"), breakdown.array("step")
+    if np.any(step != MISSING):
+        marked = np.flatnonzero(step != MISSING)
+        breakdown, rank, step = breakdown.take(marked), rank[marked], step[marked]
+    ranks, row_of = np.unique(rank, return_inverse=True)
+    steps, column_of = np.unique(step, return_inverse=True)
+    duration = breakdown.array("duration_ns").astype(np.float64)
+    planes = []
+    for values in (duration, duration - breakdown.array("communication_ns")):
+        plane = np.full((len(ranks), len(steps)), -np.inf)
+        np.maximum.at(plane, (row_of, column_of), values)
+        planes.append(np.where(np.isinf(plane), np.nan, plane))
+    return _Grid(ranks, steps, *planes)
+
+
+def _summary(grid: _Grid, unit: Unit) -> str:
+    middle = float(np.nanmedian(grid.duration))
+    said = f"{count_noun(len(grid.steps), 'step')} of {unit.text(middle)} (median)."
+    longest = np.nanmax(grid.duration, axis=0)
+    slow = [place for place in np.argsort(-longest, kind="stable")[:3].tolist() if longest[place] > 1.1 * middle]
+    if slow:
+        named = ", ".join(f"{grid.steps[place]} ({unit.text(longest[place])})" for place in slow)
+        said += f" Longest: {named}."
+    if len(grid.ranks) > 1:
+        said += " Ranks that communicate take equally long; what tells them apart is their own time."
+    return said
+
+
+def _charts(contents: Contents, grid: _Grid, unit: Unit, marks: Marks) -> str:
+    shown = [("step-time", "Step time", grid.duration)]
+    if np.any(grid.own < grid.duration):
+        shown.append(("own-time", "Own time: step less exposed communication", grid.own))
+    drawn = []
+    for name, title, values in shown:
+        if len(grid.ranks) <= FEW_RANKS:
+            chart, legend = _line_chart(grid, values, unit, marks)
+        else:
+            map_ = HeatMap(name, grid.ranks, grid.steps, values, unit, marks.of_rank)
+            chart, legend = heat_map(contents, map_, _SHARE), ()
+        drawn.append(f"<div><h4>{text(title)}</h4>{figure(f'chart-{name}', title, chart, legend)}</div>")
+    return f'<div class="multiples">{"".join(drawn)}</div>'
+
+
+def _line_chart(grid: _Grid, values: Array, unit: Unit, marks: Marks) -> tuple[str, Sequence[Key]]:
+    joined = -(-len(grid.steps) // _MAX_STEPS)  # steps to one point: the longest counts
+    starts = np.arange(0, len(grid.steps), joined)
+    filled = np.where(np.isnan(values), -np.inf, values)
+    highest = np.maximum.reduceat(filled, starts, axis=1)
+    highest[np.isinf(highest)] = np.nan
+    steps = grid.steps[starts]
+    titles = [_title(steps, place, joined, grid.ranks, highest, unit) for place in range(len(steps))]
+    flags = [
+        Flag(step, code, f"{code} names step {step}", anchor)
+        for step in steps.tolist()
+        for code, anchor in marks.of_step.get(step, ())
+    ]
+    drawn = [
+        Line(f"rank {rank}", own, f"s{place}")
+        for place, (rank, own) in enumerate(zip(grid.ranks, highest, strict=True))
+    ]
+    legend = (
+        [Key(f"key s{place}", marks.label(rank)) for place, rank in enumerate(grid.ranks.tolist())]
+        if len(drawn) > 1
+        else []
+    )
+    return lines(
+        LineChart(steps, drawn, unit, titles, flags=flags, least_span=_LEAST_SPAN * float(np.nanmedian(values)))
+    ), legend
+
+
+def _title(steps: Array, place: int, joined: int, ranks: Array, values: Array, unit: Unit) -> str:
+    last = steps[place + 1] - 1 if place + 1 < len(steps) else steps[place]
+    head = f"step {steps[place]}" if joined == 1 else f"steps {steps[place]} to {last}, the longest"
+    told = [
+        f"rank {rank}: {unit.text(value)}"
+        for rank, value in zip(ranks, values[:, place], strict=True)
+        if np.isfinite(value)
+    ]
+    return "\n".join([head, *told])
+
+
+def _worst_steps(contents: Contents, grid: _Grid, unit: Unit) -> str:
+    """By the excess of a rank's own time over the median rank's in the step; of few ranks, over its own other steps."""
+    across = len(grid.ranks) >= 3
+    usual = np.broadcast_to(np.nanmedian(grid.own, axis=0 if across else 1, keepdims=True), grid.own.shape)
+    excess = np.where(np.isfinite(grid.own), grid.own - usual, -np.inf)
+    order = np.argsort(-excess, axis=None, kind="stable")[:WORST]
+    against = "the median rank" if across else "its median step"
+    columns = (
+        Column("Rank", True),
+        Column("Step", True),
+        Column(f"Step time ({unit.name})", True),
+        Column(f"Own time ({unit.name})", True, "The step less exposed communication."),
+        Column(f"Over {against} ({unit.name})", True),
+        Column("%", True),
+    )
+    rows = []
+    for place in order.tolist():
+        at = np.unravel_index(place, grid.own.shape)
+        if not np.isfinite(excess[at]):
+            continue
+        numbers = [float(plane[at]) for plane in (grid.duration, grid.own, excess)]
+        more = excess[at] / usual[at] * 100 if usual[at] else 0.0
+        rank, step = int(grid.ranks[at[0]]), int(grid.steps[at[1]])
+        cells = [cell(f"{rank}", rank), cell(f"{step}", step)]
+        rows.append(
+            row([*cells, *(cell(unit.number(value), value) for value in numbers), cell(number_text(more), more)])
+        )
+    return table_below(contents, "worst-steps", columns, rows, f"The {len(rows)} worst steps")
+
+
+# Breakdown
+
+
+def breakdown_section(contents: Contents, marks: Marks) -> str:
+    breakdown = contents.trace.table("step_breakdown")
+    rank = breakdown.array("rank")
+    ranks, row_of = np.unique(rank, return_inverse=True)
+    counts = np.bincount(row_of)
+    parts = np.stack([np.bincount(row_of, values) / counts for values in _part_columns(breakdown)], axis=1)
+    order = np.argsort(parts[:, 2] - parts.sum(axis=1), kind="stable")  # the longest own time first
+    is_whole = bool(np.all(breakdown.array("step") == MISSING))
+    unit = time_unit(float(np.median(parts.sum(axis=1))))
+    shown = [
+        _part_bar(marks.label(int(ranks[place])), parts[place], unit, int(ranks[place])) for place in order[:WORST]
+    ]
+    if len(ranks) > 2:
+        shown.append(_part_bar("median rank", np.median(parts, axis=0), unit, None))
+    what = "the whole trace: no step was marked" if is_whole else "a step, on average"
+    said = f"Where the time goes in {what}. Each moment counts once, for the first in this order that went on."
+    if len(ranks) > WORST:
+        said += f" Shown are the {WORST} of {count_noun(len(ranks), 'rank')} that need the longest for themselves."
+    legend = [Key(kind, name) for number, (kind, _, name) in enumerate(_PARTS) if parts[:, number].any()]
+    chart = figure("chart-breakdown", "Where the time of each rank goes", bars(shown, unit), legend)
+    per_step = _step_bars(breakdown, unit, marks)
+    below = _part_table(contents, ranks, parts, order, unit)
+    return section("breakdown", "Breakdown", said, chart, below, per_step)
+
+
+def _part_columns(breakdown: Table) -> list[Array]:
+    return [np.sum([breakdown.array(column) for column in columns], axis=0) for _, columns, _ in _PARTS]
+
+
+def _part_bar(label: str, parts: Array, unit: Unit, rank: int | None) -> Bar:
+    whole = float(parts.sum()) or 1.0
+    segments = [
+        Segment(
+            kind, value, f"{name}: {unit.text(value)} ({value / whole * 100:.1f} %)", f"{value / whole * 100:.0f} %"
+        )
+        for (kind, _, name), value in zip(_PARTS, parts.tolist(), strict=True)
+    ]
+    return Bar(label, segments, unit.text(whole), rank)
+
+
+def _part_table(contents: Contents, ranks: Array, parts: Array, order: Array, unit: Unit) -> str:
+    used = [number for number in range(len(_PARTS)) if parts[:, number].any()]
+    columns = [Column("Rank", True), Column(f"Time ({unit.name})", True)]
+    columns += [Column(f"{_PARTS[number][2].capitalize()} ({PERCENT.name})", True) for number in used]
+    rows = []
+    for place in order[:MAX_ROWS].tolist():
+        whole = float(parts[place].sum())
+        shares = [parts[place, number] / whole * 100 if whole else 0.0 for number in used]
+        head = [cell(f"{ranks[place]}", int(ranks[place])), cell(unit.number(whole), whole)]
+        rows.append(row([*head, *(cell(number_text(share), share) for share in shares)]))
+    return table_below(contents, "breakdown-ranks", columns, rows, "The ranks") + more_rows(
+        len(ranks), "rank", "rankscope metrics PATH steps"
+    )
+
+
+def _step_bars(breakdown: Table, unit: Unit, marks: Marks) -> str:
+    """The mean over all ranks, step by step; of many, the longest."""
+    steps, row_of = np.unique(breakdown.array("step"), return_inverse=True)
+    if len(steps) < 2:
+        return ""
+    counts = np.bincount(row_of)
+    parts = np.stack([np.bincount(row_of, values) / counts for values in _part_columns(breakdown)], axis=1)
+    kept = np.sort(np.argsort(-parts.sum(axis=1), kind="stable")[:WORST])
+    shown = []
+    for place in kept.tolist():
+        step = int(steps[place])
+        flags = " ".join(
+            f'<a class="code" href="#{text(anchor)}">{text(code)}</a>' for code, anchor in marks.of_step.get(step, ())
+        )
+        label = f"step {step}" if step != MISSING else "no step"
+        shown.append(_part_bar(f"{flags} {label}".strip(), parts[place], unit, None))
+    said = "By step, the mean of all ranks" + (f"; the {WORST} longest of {len(steps):,}" if len(steps) > WORST else "")
+    return f"<h4>{said}</h4>" + figure("chart-steps", said, bars(shown, unit))

@@ -1,0 +1,65 @@
+"""What a page that leaves the house must not tell: directories, names of hosts, lines of code.
+
+The views know nothing of it: the tables lose their lines of code before a view sees them, and paths and hosts are
+taken out of the finished HTML and data, so that no view can forget it. The own name of a file stays: without it a
+finding could not be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from rankscope.model.tables import Text, Trace
+
+_NAME = r"[\w.+@%=~-]"
+_PATH = re.compile(
+    r"(?P<address>https?://[^\s<>\"']+)"
+    rf"|(?P<path>(?<![<\w]){_NAME}*(?:/{_NAME}+)+/?)"
+    r"|(?P<drive>\b[A-Za-z]:\\[^\s\"'<>|:*?&]+)"
+)
+_FILE = re.compile(r"\.[A-Za-z]\w{0,7}$")
+_NO_DIRECTORY = "…"
+
+
+class Redaction:
+    def __init__(self, hosts: Iterable[str]) -> None:
+        self._hosts = {host: f"host{number}" for number, host in enumerate(sorted(set(filter(None, hosts))), start=1)}
+        longest_first = sorted(self._hosts, key=len, reverse=True)
+        named = "|".join(map(re.escape, longest_first))
+        self._host = re.compile(rf"(?<![\w.-])(?:{named})(?![\w-])") if named else None
+
+    def clean(self, said: str) -> str:
+        """Plain text or HTML. Tags of HTML have no path in them but in their attributes."""
+        said = _PATH.sub(_without_directory, said)
+        return self._host.sub(lambda found: self._hosts[found.group()], said) if self._host else said
+
+    def clean_data(self, data: Any) -> Any:
+        """The same within lists and mappings."""
+        if isinstance(data, str):
+            return self.clean(data)
+        if isinstance(data, dict):
+            return {self.clean_data(key): self.clean_data(value) for key, value in data.items()}
+        return [self.clean_data(each) for each in data] if isinstance(data, (list, tuple)) else data
+
+
+def _without_directory(found: re.Match[str]) -> str:
+    if found.group("address"):
+        return found.group()
+    whole = found.group()
+    *directories, name = re.split(r"[/\\]", whole)
+    if _FILE.search(name):
+        return name
+    # A word such as GB/s or and/or is no path, nor is a compile id.
+    is_rooted = found.group("drive") or directories[0] in ("", "~", ".", "..")
+    return _NO_DIRECTORY if is_rooted else whole
+
+
+def without_source(trace: Trace) -> Trace:
+    """The same capture as if nobody had recorded lines of code. Nothing in the original changes."""
+    bare = Trace(trace.paths, dict(trace.tables), trace.parts, trace.makers)
+    for name, table in trace.tables.items():
+        if "code" in table.columns:
+            bare.tables[name] = table.replaced({"code": Text.constant("", len(table))})
+    return bare

@@ -1,0 +1,241 @@
+"""Where everybody stands: the stacks of all ranks merged into one tree, the odd ones first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import numpy as np
+
+from rankscope.model.finding import Location, count_noun, format_ranks, ranks_phrase
+from rankscope.model.tables import MISSING, Table
+from rankscope.render.compile_tree.stack_trie import Node, drawn_trie, trie_of
+from rankscope.render.html import text
+from rankscope.render.page.contents import Contents, View, absent
+from rankscope.render.page.wait_words import is_hang
+from rankscope.render.source import source_line
+
+ANCHOR, TITLE = "stacks", "Stacks"
+ROOM = 0.05
+MAX_CHARS = 5_000_000  # a browser can show no more, wherever the data comes from
+COMMAND = "rankscope record -o traces/ -- torchrun --nproc-per-node 8 train.py"
+_CHARS_PER_FRAME = 120  # of tags and classes
+_MAX_LINKED = 200  # stacks up to which each is sure to be in the page from the beginning
+_ODD_SHARE = 3  # a branch is odd when another one has so many times its ranks
+_RANGES_SHOWN, _RANGES_IN_CHIP, _RANGES_LISTED = 8, 3, 24
+_MAX_REMARK = 160
+_SOURCES = {
+    "thread": "the main thread when its stacks were written",
+    "waiting": "the oldest call that has not ended",
+    "last": "the newest call",
+}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack and the ranks that stand in it."""
+
+    number: int
+    frames: tuple[int, ...]  # outermost first
+    ranks: tuple[int, ...]
+    sources: tuple[str, ...]
+    reasons: tuple[str, ...]
+    match: int
+
+    @property
+    def anchor(self) -> str:
+        return f"at-{self.number}"
+
+
+class _Chosen(NamedTuple):
+    shown: list[Stack]
+    left_out: list[Stack]
+
+
+def stacks_view(contents: Contents) -> View:
+    found = _stacks_of(contents)
+    if not found:
+        return absent(ANCHOR, TITLE, "No stacks of ranks are in this capture.", COMMAND)
+    chosen = _chosen(contents, found)
+    frames = _Frames(contents)
+    root, n_nodes = trie_of(([frames.row(frame) for frame in stack.frames], stack.anchor) for stack in chosen.shown)
+    _Labels(contents, chosen.shown).put(root)
+    base = contents.options.base.rstrip("/") + "/" if contents.options.base else ""
+    options = '<label><input type="checkbox" id="foreign-stacks"> frames of torch and Python too</label>'
+    body = f'<p>{text(_intro(found))}</p><p class="options">{options}</p>'
+    body += drawn_trie("stacks", root, n_nodes, base, contents.later) + _left_out(contents, chosen.left_out)
+    return View(ANCHOR, TITLE, body + _without_stack(contents, found), badge=f"{len(found):,}")
+
+
+def standing_of(contents: Contents, rank: int) -> tuple[int, str]:
+    """The user's own frame in which the rank stands, MISSING where there is none, and a link to the rank's stack."""
+    standings = contents.trace.table("standings")
+    found = np.flatnonzero(standings.array("rank") == rank).tolist()
+    if not found:
+        return MISSING, ""
+    stacks = standings.array("stack_id")
+    is_few = len(np.unique(stacks)) <= _MAX_LINKED
+    return int(standings.array("site_id")[found[0]]), f"#at-{int(stacks[found[0]])}" if is_few else f"#{ANCHOR}"
+
+
+def _stacks_of(contents: Contents) -> list[Stack]:
+    """The rarest first."""
+    standings: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in contents.trace.table("standings").rows():
+        standings[row["stack_id"]].append(row)
+    table = contents.trace.table("stacks")
+    stack_ids, frame_ids = table.array("stack_id"), table.array("frame_id")
+    numbers = sorted(standings)
+    lows, highs = np.searchsorted(stack_ids, numbers, "left"), np.searchsorted(stack_ids, numbers, "right")
+    found = [
+        Stack(
+            number,
+            tuple(frame_ids[low:high][::-1].tolist()),
+            tuple(row["rank"] for row in standings[number]),
+            tuple(row["source"] for row in standings[number]),
+            tuple(dict.fromkeys(row["reason"] for row in standings[number] if row["reason"])),
+            standings[number][0]["match_id"],
+        )
+        for number, low, high in zip(numbers, lows.tolist(), highs.tolist(), strict=True)
+        if high > low
+    ]
+    return sorted(found, key=lambda stack: (len(stack.ranks), stack.ranks))
+
+
+def _chosen(contents: Contents, found: Sequence[Stack]) -> _Chosen:
+    """As many as there is room for: where most ranks stand, then the culprits, then the rarest."""
+    culprits = _culprits(contents)
+    by_weight = sorted(found[:-1], key=lambda stack: culprits.isdisjoint(stack.ranks))
+    room = min(contents.room(ROOM), MAX_CHARS)
+    frames = contents.trace.table("frames")
+    files, functions = frames.text("file"), frames.text("function")
+    known: dict[tuple[int, int], int] = {}  # frames below a node of the tree
+    kept: set[int] = set()
+    for stack in (found[-1], *by_weight):
+        node = 0
+        room -= _CHARS_PER_FRAME + 6 * len(stack.ranks[:_RANGES_SHOWN])
+        for frame in stack.frames:
+            if (node, frame) not in known:
+                known[node, frame] = len(known) + 1
+                room -= _CHARS_PER_FRAME + len(files[frame]) + len(functions[frame])
+            node = known[node, frame]
+        if room < 0 and kept:
+            break
+        kept.add(stack.number)
+    return _Chosen(
+        [stack for stack in found if stack.number in kept], [stack for stack in found if stack.number not in kept]
+    )
+
+
+def _culprits(contents: Contents) -> set[int]:
+    """Whom the finding about the hang blames."""
+    blamed = (finding.ranks for finding in contents.report.findings if is_hang(finding))
+    return set(next(blamed, ()))
+
+
+class _Frames:
+    """Frames as the tree wants them, with their lines of code where the files are at hand."""
+
+    def __init__(self, contents: Contents) -> None:
+        self.table: Table = contents.trace.table("frames")
+        self.options = contents.options
+        self.rows: dict[int, dict[str, Any]] = {}
+
+    def row(self, frame: int) -> dict[str, Any]:
+        if frame not in self.rows:
+            file, function = self.table.text("file")[frame], self.table.text("function")[frame]
+            place = Location(file, int(self.table.array("line")[frame]), function)
+            is_user = bool(self.table.array("is_user")[frame])
+            is_wanted = is_user and self.options.shows_source
+            code = (source_line(place, self.options.base) or "").strip() if is_wanted else ""
+            self.rows[frame] = {
+                "file": file,
+                "line": place.line,
+                "function": function,
+                "code": code,
+                "is_user": is_user,
+            }
+        return self.rows[frame]
+
+
+class _Labels:
+    """Puts the ranks on the branches of the tree, and sorts these: the fewest ranks first."""
+
+    def __init__(self, contents: Contents, stacks: Sequence[Stack]) -> None:
+        self.stacks = {stack.anchor: stack for stack in stacks}
+        matches = contents.trace.table("matches")
+        self.groups, self.seqs = matches.array("group_id"), matches.array("seq")
+        self.is_p2p = matches.array("is_p2p")
+        self.has_map = contents.trace.has("collectives")
+        self.culprits = _culprits(contents)
+
+    def put(self, root: Node) -> None:
+        """From the leaves up, without recursion: a stack may be thousands of frames deep."""
+        order = [root]
+        for node in order:
+            order.extend(node.children.values())
+        ranks_of: dict[int, list[int]] = {}
+        for node in reversed(order):
+            own = [self.stacks[anchor] for anchor in node.chips]
+            branches = [(ranks_of.pop(id(child)), place) for place, child in node.children.items()]
+            branches.sort(key=lambda branch: (len(branch[0]), branch[0]))
+            sizes = [len(stack.ranks) for stack in own] + [len(ranks) for ranks, _ in branches]
+            node.chips = [self._chip(stack) for stack in own]
+            node.children = {place: node.children[place] for _, place in branches}
+            if len(branches) + bool(own) > 1:
+                for ranks, place in branches:
+                    node.children[place].label = _label(ranks, max(sizes))
+            inner = [rank for ranks, _ in branches for rank in ranks]
+            ranks_of[id(node)] = sorted(inner + [rank for stack in own for rank in stack.ranks])
+
+    def _chip(self, stack: Stack) -> str:
+        shown = text(ranks_phrase(stack.ranks, _RANGES_IN_CHIP))
+        link = f' href="{text(self._place_on_map(stack))}"' if self.has_map else ""
+        title = text("; ".join(_SOURCES[source] for source in dict.fromkeys(stack.sources)))
+        remarks = [*stack.reasons[:2], *(["has gone on since"] if "last" in stack.sources else [])]
+        said = "; ".join(remarks)
+        said = said if len(said) <= _MAX_REMARK else said[: _MAX_REMARK - 1] + "…"
+        chip = f'<a class="chip ranks" id="{stack.anchor}"{link} title="{title}">{shown}</a>'
+        chip += ' <span class="odd">cause</span>' if self.culprits.issuperset(stack.ranks) else ""
+        return chip + (f' <span class="faint">{text(said)}</span>' if said else "")
+
+    def _place_on_map(self, stack: Stack) -> str:
+        place: dict[str, int] = {"rank": stack.ranks[0]}
+        if stack.match != MISSING:
+            place["group"] = int(self.groups[stack.match])
+            if not self.is_p2p[stack.match]:
+                place["seq"] = int(self.seqs[stack.match])
+        return f"#map?{urlencode(place)}"
+
+
+def _label(ranks: Sequence[int], largest: int) -> str:
+    odd = ' <span class="odd">odd</span>' if len(ranks) * _ODD_SHARE <= largest else ""
+    return f'<span class="rank-set">{text(ranks_phrase(list(ranks), _RANGES_SHOWN))}</span>{odd}'
+
+
+def _intro(found: Sequence[Stack]) -> str:
+    counts = {source: sum(stack.sources.count(source) for stack in found) for source in _SOURCES}
+    said = "; ".join(f"{count_noun(n, 'rank')} by the stack of {_SOURCES[source]}" for source, n in counts.items() if n)
+    places = f"{count_noun(len(found), 'place')}, the fewest ranks first" if len(found) > 1 else "one place"
+    return f"Where everybody stands: {said}. {places[0].upper()}{places[1:]}."
+
+
+def _left_out(contents: Contents, stacks: Sequence[Stack]) -> str:
+    if not stacks:
+        return ""
+    ranks = [rank for stack in stacks for rank in stack.ranks]
+    said = f"no room for {count_noun(len(stacks), 'more stack')} of {count_noun(len(ranks), 'rank')}."
+    contents.remarks.append(f"Stacks: {said}")
+    return f'<p class="faint">{text(said.capitalize())} {text(format_ranks(ranks, _RANGES_LISTED))}</p>'
+
+
+def _without_stack(contents: Contents, found: Sequence[Stack]) -> str:
+    with_stack = {rank for stack in found for rank in stack.ranks}
+    missing = sorted(set(range(contents.report.capture.world_size)) - with_stack)
+    if not missing:
+        return ""
+    said = f"No stack of {ranks_phrase(missing, _RANGES_SHOWN)}."
+    return f'<p class="faint">{text(said)} To collect stacks of all threads: <code>{text(COMMAND)}</code></p>'

@@ -1,0 +1,165 @@
+"""Who waits for whom in a job that hangs: the graph, drawn, and the same as a table."""
+
+from __future__ import annotations
+
+from rankscope.model.finding import Finding, Location, count_noun, finding_anchors, ranks_phrase
+from rankscope.model.tables import MISSING
+from rankscope.render.html import text
+from rankscope.render.listing import Column, cell, row, table
+from rankscope.render.page.contents import Contents, View, absent
+from rankscope.render.page.stacks import standing_of
+from rankscope.render.page.wait_drawing import MAX_CHARS, Box, Line, drawing
+from rankscope.render.page.wait_graph import NOBODY, Edge, Graph, Node, wait_graph
+from rankscope.render.page.wait_words import (
+    call_phrase,
+    groups_phrase,
+    is_hang,
+    own_rows,
+    place_on_map,
+    since_phrase,
+    which,
+    who,
+    why_phrase,
+)
+
+ANCHOR, TITLE = "waits", "Waits"
+ROWS_SHOWN = 20
+COMMAND = "rankscope record -o traces/ -- torchrun --nproc-per-node 8 train.py"
+_RANGES_LISTED = 12
+_MAX_CELL = 120
+_COLUMNS = (
+    Column("Who"),
+    Column("Waits in"),
+    Column("For whom"),
+    Column("Why", help="what keeps those that are waited for"),
+    Column("Since", help="UTC, by the clock of the first rank that made the call"),
+    Column("Where"),
+)
+
+
+def waits_view(contents: Contents) -> View:
+    if not contents.trace.has("collectives"):
+        return absent(ANCHOR, TITLE, "No Flight Recorder dumps are in this capture.", COMMAND)
+    graph = wait_graph(contents.trace)
+    if graph is None:
+        return View(ANCHOR, TITLE, f'<p class="absent">{text(_nobody_waits(contents))}</p>', is_absent=True)
+    told = [_Told(contents, node) for node in graph.nodes]
+    cause = _cause(contents)
+    boxes = [_box(each, cause) for each in told]
+    n_waiting = sum(len(node.ranks) for node in graph.nodes if node.calls)
+    body = f"<p>{_intro(graph, n_waiting)}</p>{drawing(graph, boxes)}{_table(contents, graph, told)}"
+    return View(ANCHOR, TITLE, body, badge=f"{n_waiting:,}")
+
+
+def _nobody_waits(contents: Contents) -> str:
+    """Not the same as missing data: the dumps are there, and what they say is good news, as far as they go."""
+    if _cause(contents)[1]:
+        return "The dumps show no call that waits, so there is no graph of the hang; the findings tell what is known."
+    return "No rank waits for another: nothing hangs."
+
+
+def _cause(contents: Contents) -> tuple[str, Finding | None]:
+    """The finding that says why the job hangs, and its anchor."""
+    findings = contents.report.findings
+    for anchor, finding in zip(finding_anchors(findings), findings, strict=True):
+        if is_hang(finding):
+            return anchor, finding
+    return "", None
+
+
+class _Told:
+    """A node in words."""
+
+    def __init__(self, contents: Contents, node: Node) -> None:
+        self.node = node
+        trace = contents.trace
+        calls, rows = trace.table("collectives"), own_rows(trace, node)
+        self.call = self.group = self.since = ""
+        if node.calls:
+            self.call = call_phrase(node.calls, [calls.text("op")[at] for at in rows])
+            self.group, self.since = groups_phrase(trace, node.calls), since_phrase(node.calls)
+        stands, self.stack = standing_of(contents, node.ranks[0])
+        sites = [int(calls.array("site_id")[at]) for at in rows] or [call.site for call in node.calls] or [stands]
+        self.site: Location | None = None
+        if (frame := sites[-1]) != MISSING:
+            frames = trace.table("frames")
+            file, function = frames.text("file")[frame], frames.text("function")[frame]
+            self.site = Location(file, int(frames.array("line")[frame]), function)
+        self.on_map = "" if node.is_nobody or node.has_no_dump else place_on_map(node)
+
+
+def _box(told: _Told, cause: tuple[str, Finding | None]) -> Box:
+    node = told.node
+    fitting = [ranks for limit in (4, 3) if len(ranks := which(node, limit)) <= MAX_CHARS]
+    lines = [Line(who(node), "who", told.on_map), Line(fitting[0] if fitting else which(node, 3), "faint")]
+    if node.calls:
+        lines += [Line(told.call), Line(told.group, "faint"), Line(told.since, "faint")]
+    elif not node.is_nobody:
+        lines.append(Line("left no dump" if node.has_no_dump else "waits in no call"))
+    if told.site:
+        file = told.site.file.rsplit("/", 1)[-1]
+        lines.append(Line(f"{file}:{told.site.line} {told.site.function}", "mono", told.stack))
+    elif told.stack:
+        lines.append(Line("where it stands", "mono", told.stack))
+    kind = "cause" if node.is_cause else "lost" if node.has_no_dump else ""
+    tag = Line("cause", "tag", f"#{cause[0]}" if cause[0] else "") if node.is_cause else None
+    return Box(tuple(line for line in lines if line.said), kind, tag)
+
+
+def _intro(graph: Graph, n_waiting: int) -> str:
+    causes = [rank for node in graph.nodes if node.is_cause and not node.is_nobody for rank in node.ranks]
+    verb = "waits" if n_waiting == 1 else "wait"
+    said = f"{count_noun(n_waiting, 'rank')} {verb}"
+    if causes:
+        said += f", in the end for {ranks_phrase(causes)}"
+    elif any(node.is_cause and node.ranks[0] == NOBODY["stalled"] for node in graph.nodes):
+        said += ", though no rank is missing: all have joined a call that does not end"
+    said += ". Arrows lead from those who wait to those they wait for"
+    said += "; ranks and calls that look alike are drawn as one." if graph.is_coarse else "."
+    if any(edge.in_cycle for edge in (*graph.edges, *graph.inner)):
+        said += " The heavy arrows are a cycle: ranks that wait for each other."
+    return text(said)
+
+
+def _table(contents: Contents, graph: Graph, told: list[_Told]) -> str:
+    """One row per arrow, those next to the cause first; the arrows that the drawing spares are here too."""
+    edges = sorted(
+        (*graph.edges, *graph.inner),
+        key=lambda edge: (graph.layers[edge.holding], graph.layers[edge.waiting], edge.ends),
+    )
+    rows = [row(_cells(contents, told, edge)) for edge in edges]
+    listed = table(contents.later, "waits-listed", _COLUMNS, rows, ROWS_SHOWN)
+    return listed + (
+        '<p class="faint">Each call and rank by itself: '
+        '<code>rankscope query PATH "select * from waits order by is_cause desc"</code></p>'
+    )
+
+
+def _cells(contents: Contents, told: list[_Told], edge: Edge) -> list[str]:
+    waiting, holding = told[edge.waiting], told[edge.holding]
+    call = waiting.call if edge.calls == waiting.node.calls else call_phrase(edge.calls)
+    group = groups_phrase(contents.trace, edge.calls)
+    where = ""
+    if waiting.site:
+        base = contents.options.base
+        file = waiting.site.file.removeprefix(base.rstrip("/") + "/") if base else waiting.site.file
+        where = f'<span class="place">{text(file)}:{waiting.site.line}</span> {text(waiting.site.function)}'
+        where = f'<a href="{text(waiting.stack)}">{where}</a>' if waiting.stack else where
+    return [
+        cell(_ranks(waiting)),
+        cell(f'{text(_short(call))} <span class="faint" title="{text(group)}">{text(_short(group))}</span>'),
+        cell(_ranks(holding) + (" <b>cause</b>" if holding.node.is_cause else "")),
+        cell(text(why_phrase(edge, holding.node)), kind="whole"),
+        cell(text(since_phrase(edge.calls).removeprefix("since ")), kind="whole"),
+        cell(where),
+    ]
+
+
+def _short(said: str) -> str:
+    return said if len(said) <= _MAX_CELL else said[: _MAX_CELL - 1] + "…"
+
+
+def _ranks(told: _Told) -> str:
+    name, ranks = text(who(told.node)), text(which(told.node, _RANGES_LISTED))
+    shown = f'<a href="{text(told.on_map)}">{name}</a>' if told.on_map else name
+    return f'{shown} <span class="faint">{ranks}</span>' if ranks else shown

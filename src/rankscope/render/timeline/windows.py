@@ -1,0 +1,36 @@
+"""Which part of the capture an answer is in: the time of some steps, and what surrounds a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from rankscope.model.database import database
+from rankscope.model.finding import Finding
+from rankscope.model.tables import Trace
+from rankscope.render.timeline.chrome import JOIN_CLOCK, common_clock
+
+_DIRECT_PEERS = 4  # in the order of the group, to either side
+_STEPS = f"""
+SELECT min({common_clock("e.start_ns")}), max({common_clock("e.start_ns + e.duration_ns")}) FROM steps AS e
+{JOIN_CLOCK}
+WHERE list_contains(?, e.step) AND (? OR list_contains(?, e.rank))
+"""
+
+
+def window_of_steps(trace: Trace, steps: Sequence[int], ranks: Sequence[int] | None) -> tuple[int, int] | None:
+    """From the first rank's beginning to the last rank's end of them; None where no rank has them."""
+    values = [list(steps), ranks is None, list(ranks or ())]
+    [(since, until)] = database(trace).execute(_STEPS, values).fetchall()
+    return None if since is None else (since, until)
+
+
+def ranks_around(finding: Finding, present: Collection[int]) -> tuple[int, ...]:
+    """The culprits and those beside them in their group, with whom they exchange data; all where nobody is to blame."""
+    members = finding.group.ranks if finding.group else ()
+    culprits = [rank for rank in finding.ranks if rank in present]
+    places = [place for place, rank in enumerate(members) if rank in set(finding.ranks)]
+    reach = range(-_DIRECT_PEERS, _DIRECT_PEERS + 1)
+    peers = {members[(place + far) % len(members)] for place in places for far in reach}
+    if not culprits and not places:
+        peers = set(members or present)
+    return tuple(sorted(({*culprits} | peers) & {*present}))
