@@ -9,6 +9,8 @@ RankscopeError              what failed, and a hint that says what to do next
 
 from __future__ import annotations
 
+import sys
+
 
 class RankscopeError(Exception):
     """A failure that the user can act on: one line of what failed and one of what to do."""
@@ -17,6 +19,8 @@ class RankscopeError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint and sys.version_info >= (3, 11):
+            self.add_note(f"help: {hint}")  # a traceback shows what to do as well
 
     def __reduce__(self) -> tuple[type[RankscopeError], tuple[str, str]]:
         # Errors travel from reading processes to the main one, so both parts must survive pickling.

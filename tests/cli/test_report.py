@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from demo_captures import demo
 from rankscope.cli import main
 
 
 @pytest.fixture(scope="module")
 def hang(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hang")
-    assert main(["demo", "-o", str(folder), "--force", "--ranks", "8", "--fault", "op", "--cut", "1"]) == 0
-    return folder
+    return demo(tmp_path_factory.mktemp("job") / "hang", "op", 8, "--cut", "1")
 
 
 @pytest.fixture
 def healthy(tmp_path: Path) -> Path:
-    assert main(["demo", "-o", str(tmp_path / "healthy"), "--ranks", "8", "--fault", "none"]) == 0
-    return tmp_path / "healthy"
+    return demo(tmp_path / "healthy", "none", 8)
 
 
 def test_writes_a_page_and_says_what_is_in_it(hang: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from cli.running import clean_environment
+from demo_captures import demo
 from rankscope.cli import main
 from rankscope.commands import serve
 from rankscope.commands.page_server import PageServer, Shown
@@ -267,9 +268,7 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="module")
 def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("serve") / "job"
-    assert main(["demo", "-o", str(folder), "--ranks", "8", "--fault", "skip"]) in (0, 1)
-    return folder
+    return demo(tmp_path_factory.mktemp("serve") / "job", "skip", 8)
 
 
 def test_the_command_serves_what_it_read_until_it_is_interrupted(capture: Path, tmp_path: Path) -> None:

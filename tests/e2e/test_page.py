@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from page_browser import Opened, expect
 
+from demo_captures import demo
 from rankscope.cli import main
 from rankscope.model.finding import Report
 from rankscope.model.tables import Table, Trace
@@ -24,8 +25,8 @@ MARKUP = "<img src=x onerror=\"document.title='owned'\"></script><script>documen
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job")
-    main(["demo", "-o", str(folder / "traces"), "--ranks", "32", "--fault", "skip", "--lost", "1"])
-    main(["report", str(folder / "traces"), "-o", str(folder / "report.html")])
+    traces = demo(folder / "traces", "skip", 32, "--lost", "1")
+    main(["report", str(traces), "-o", str(folder / "report.html")])
     return folder / "report.html"
 
 

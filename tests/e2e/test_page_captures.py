@@ -16,6 +16,7 @@ from page_browser import Opened, expect
 from page_captures import Recorded, texts_of, written
 
 import capture_building
+from capture_building import SCRIPT
 from rankscope.simulate import Fault, JobSpec, Mesh, simulate
 
 pytest.importorskip("torch")
@@ -204,6 +205,26 @@ def test_nothing_hostile_runs_and_all_of_it_is_text(opened: Opened, hostile: Sho
     assert page.evaluate("/[\\u202a-\\u202e\\x00]/.test(document.documentElement.textContent)") is False
 
 
+def test_what_is_told_under_the_pointer_is_text_too(opened: Opened, hostile: Shown) -> None:
+    page = opened.goto(hostile.page)
+    see_all(page)
+    canvas = page.locator("#map canvas")
+    expect(canvas).to_be_visible()
+    canvas.focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#map .map-said")).to_contain_text(SCRIPT[:20])
+    page.keyboard.press("Enter")
+    expect(page.locator("#map .map-pins")).to_contain_text(SCRIPT[:20])
+    box = canvas.bounding_box()
+    assert box
+    canvas.hover(position={"x": box["width"] * 0.9, "y": box["height"] / 2})
+    page.locator("#metrics figure").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("body > .tip")).to_be_visible()
+    assert page.locator("img").count() == 0
+    assert not page.title().startswith("owned")
+
+
 def test_a_damaged_dump_is_told_and_the_rest_is_judged(opened: Opened, junk: Shown) -> None:
     page = opened.goto(junk.page)
     assert "rank 1 skipped" in page.locator("h1").inner_text()
@@ -234,6 +255,17 @@ def test_a_redacted_page_tells_neither_directories_nor_hosts_nor_code(recorded: 
     host = re.compile(rf"(?<![\w.-]){re.escape(socket.gethostname())}(?![\w-])")
     assert not any(map(host.search, texts_of(page).values()))
     assert program.name in texts_of(page)["page"]
+
+
+def test_directories_of_any_name_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With blanks and brackets in it, given as it is called from where the user stands."""
+    folder = tmp_path / "secret place" / "of {alice} & [bob]"
+    folder.parent.mkdir()
+    capture_building.one_rank(folder)
+    monkeypatch.chdir(tmp_path)
+    page = written(folder.relative_to(tmp_path), "report.html", "--redact")
+    assert leaks(page, {"secret", "alice", "bob"}) == set()
+    assert "metrics_0.jsonl" in texts_of(page)["page"]
 
 
 @pytest.mark.parametrize("job", ["trained", "hung"])

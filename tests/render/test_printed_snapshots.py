@@ -38,6 +38,7 @@ NODES = (
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("jobs")
     simulate(JobSpec(Mesh(dp=2, tp=2), steps=2, layers=1), Fault("op", rank=1, step=1)).write(folder / "hang")
+    simulate(JobSpec(Mesh(dp=2, tp=1), steps=1, layers=1, microbatches=1, buckets=1)).write(folder / "tiny")
     slow = ProfileSpec(data_parallel=2, n_steps=3, n_layers=1, n_microbatches=1)
     simulate_profile(slow, ProfileFault("slow-kernels", 1)).write(folder / "slow", gzip=False)
     job_log(0).write(folder / "old")
@@ -51,6 +52,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "command"),
     [
         ("fr.txt", "fr hang"),
+        ("fr_flat_database.txt", "fr tiny -v"),
         ("fr_entries.txt", "fr hang -j --pg-filters tp --selected-ranks 0 1 --print-stack-trace"),
         ("metrics_temporal.txt", "metrics slow temporal"),
         ("metrics_kernels.txt", "metrics slow kernels"),
@@ -101,7 +103,8 @@ def test_page_of_changes() -> None:
     check_snapshot("changes_page.txt", outline(body))
 
 
-def test_index_of_a_compile_report(tmp_path: Path) -> None:
-    index = (report_of(tmp_path, job_log()) / "index.html").read_text("utf-8")
-    body = re.sub(".*<body>", "", index, flags=re.DOTALL).replace(str(tmp_path), "job")
-    check_snapshot("compile_index.txt", outline(body))
+@pytest.mark.parametrize(("name", "n_ranks"), [("compile_index.txt", 1), ("compile_ranks.txt", 2)])
+def test_index_of_a_compile_report(name: str, n_ranks: int, tmp_path: Path) -> None:
+    index = report_of(tmp_path, *map(job_log, range(n_ranks))) / "index.html"
+    body = re.sub(".*<body>", "", index.read_text("utf-8"), flags=re.DOTALL).replace(str(tmp_path), "job")
+    check_snapshot(name, outline(body))

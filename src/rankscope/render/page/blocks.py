@@ -24,7 +24,7 @@ class Block(NamedTuple):
     arrays: Mapping[str, Array] = {}
 
 
-def pack(block: Block) -> bytes:
+def pack(block: Block, level: int = 6) -> bytes:
     """A line of JSON, padding, then the arrays one after another; page.js takes it apart again."""
     places, chunks, start = [], [], 0
     for name, array in block.arrays.items():
@@ -36,7 +36,7 @@ def pack(block: Block) -> bytes:
         start += len(chunk)
     head = msgspec.json.encode({"meta": block.meta, "arrays": places})
     head += b" " * (-(len(head) + 1) % _ALIGNMENT) + b"\n"
-    return zlib.compress(head + b"".join(chunks), 6)
+    return zlib.compress(head + b"".join(chunks), level)
 
 
 @dataclass
@@ -56,7 +56,8 @@ class Blocks:
     def get(self, name: str) -> bytes:
         if name not in self.packed:
             made = self.makers[name]()
-            self.packed[name] = pack(made._replace(meta=self.clean(made.meta)) if self.clean else made)
+            level = 1 if self.is_served else 6  # somebody waits for it, and it does not travel far
+            self.packed[name] = pack(made._replace(meta=self.clean(made.meta)) if self.clean else made, level)
         return self.packed[name]
 
     def drop(self, name: str) -> None:

@@ -66,6 +66,8 @@ def _target(contents: Contents, finding: Finding, anchor: str) -> str:
     """The very place in the view, where the finding names one."""
     if anchor == "map":
         return anchor + _place_on_map(contents, finding)
+    if anchor == "performance" and len(finding.ranks) == 1:
+        return f"{anchor}?rank={finding.ranks[0]}"
     return compile_anchor(contents, finding) if anchor == "compile" else anchor
 
 

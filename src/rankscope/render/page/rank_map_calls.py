@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from rankscope.render.escape import escape
 from rankscope.render.listing import n_bytes_phrase
 from rankscope.render.page.rank_map_data import UNKNOWN_CALL
 
+Call = tuple[str, str, str, int]  # operation, sizes, type, number of the stack
 MAX_FRAMES = 12
 _MAX_CHARACTERS = 400
 _TABLE_SIZE = 1 << 24
@@ -25,7 +27,7 @@ class CallPool:
     """What the script shows of a call. Frames are texts, and a stack is a list of their numbers, innermost first."""
 
     base: str = ""  # files below this folder are shown relative to it
-    calls: list[tuple[str, str, str, int]] = field(default_factory=list)  # operation, sizes, type, stack
+    calls: list[Call] = field(default_factory=list)
     stacks: list[list[int]] = field(default_factory=list)
     frames: list[str] = field(default_factory=list)
     _stack_numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -54,18 +56,14 @@ class CallPool:
                 left_out.add(name)
             else:
                 code, n_codes = finer, n_finer
-        if len(self.calls) + n_codes >= UNKNOWN_CALL:
-            return np.full(len(table), UNKNOWN_CALL, np.uint16)
-        example = np.zeros(n_codes if len(table) else 0, np.int64)
-        example[code] = np.arange(len(table))
-        first = len(self.calls)
-        for row in example.tolist():
-            told = {name: "" if name in left_out else table.text(name)[row] for name in _COLUMNS}
-            shapes = describe_shapes(told["input_sizes"], told["output_sizes"])
-            types = describe_types(told["input_dtypes"], told["output_dtypes"])
-            self.calls.append((clipped(told["op"]), clipped(shapes), clipped(types), int(points[row])))
-        numbers: Array = (code + first).astype(np.uint16)
-        return numbers
+
+        def told(row: int) -> Call:
+            own = {name: "" if name in left_out else table.text(name)[row] for name in _COLUMNS}
+            shapes = describe_shapes(own["input_sizes"], own["output_sizes"])
+            types = describe_types(own["input_dtypes"], own["output_dtypes"])
+            return clipped(own["op"]), clipped(shapes), clipped(types), int(points[row])
+
+        return self._numbered(code, n_codes, told)
 
     def add_profiled(self, matches: Table) -> Array:
         """Per row of comm_matches its number in the pool."""
@@ -73,15 +71,24 @@ class CallPool:
         sizes, size_code = np.unique(n_bytes, return_inverse=True)
         code, n_codes = _combined(op.codes, len(op.values), dtype.codes, len(dtype.values))
         code, n_codes = _combined(code, n_codes, size_code, len(sizes))
-        if len(self.calls) + n_codes >= UNKNOWN_CALL:
-            return np.full(len(matches), UNKNOWN_CALL, np.uint16)
-        example = np.zeros(n_codes if len(matches) else 0, np.int64)
-        example[code] = np.arange(len(matches))
-        first = len(self.calls)
-        for row in example.tolist():
+
+        def told(row: int) -> Call:
             size = n_bytes_phrase(int(n_bytes[row])) if n_bytes[row] >= 0 else ""
-            self.calls.append((clipped(op[row]), size, clipped(dtype[row]), MISSING))
-        return (code + first).astype(np.uint16)
+            return clipped(op[row]), size, clipped(dtype[row]), MISSING
+
+        return self._numbered(code, n_codes, told)
+
+    def _numbered(self, code: Array, n_codes: int, told: Callable[[int], Call]) -> Array:
+        """Adds one call per code, told by one of its rows, and gives each row the number of its call."""
+        n_rows = len(code)
+        if len(self.calls) + n_codes >= UNKNOWN_CALL:
+            return np.full(n_rows, UNKNOWN_CALL, np.uint16)
+        example = np.zeros(n_codes if n_rows else 0, np.int64)
+        example[code] = np.arange(n_rows)
+        first = len(self.calls)
+        self.calls.extend(map(told, example.tolist()))
+        numbers: Array = (code + first).astype(np.uint16)
+        return numbers
 
     def _add_stacks(self, trace: Trace) -> None:
         folder = self.base.rstrip("/") + "/" if self.base else ""

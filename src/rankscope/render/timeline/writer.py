@@ -152,11 +152,12 @@ def _track_names(trace: Trace) -> Callable[[int, int, int], str]:
 
 
 def _named_ranks(clocks: dict[int, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    n_digits = len(str(max(clocks, default=0)))  # Perfetto sorts processes as text, whatever their sort index says
     for rank, clock in clocks.items():
         host = f" (host {clock['host']})" if clock["host"] else ""
         # Perfetto shows no labels: the name says it, too.
         unaligned = "" if clock["is_aligned"] else f", {_UNALIGNED}"
-        yield label("process_name", rank, 0, name=f"rank {rank}{host}{unaligned}")
+        yield label("process_name", rank, 0, name=f"rank {rank:0{n_digits}}{host}{unaligned}")
         yield label("process_sort_index", rank, 0, sort_index=rank)
         if unaligned:
             yield label("process_labels", rank, 0, labels=_UNALIGNED)
