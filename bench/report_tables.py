@@ -22,7 +22,7 @@ def write_wide_page(path: Path, n_ranks: int, n_columns: int) -> None:
     culprit = n_ranks // 2 + 1
     everyone = tuple(range(n_ranks))
     found = Finding(
-        code="H104",
+        code="H105",
         rule="rank-stuck",
         severity="error",
         certainty="certain",

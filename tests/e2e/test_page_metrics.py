@@ -67,7 +67,7 @@ def test_the_table_is_plain_rows(opened: Opened, tmp_path: Path) -> None:
 
 def test_names_are_shown_as_text(opened: Opened, tmp_path: Path) -> None:
     page = opened.goto(written(tmp_path, falling(2, 5), MARKUP * 200), "#metrics")
-    expect(page.locator("#metrics h4")).to_contain_text("<img src=x")
+    expect(page.locator("#metrics h3")).to_contain_text("<img src=x")
     assert page.locator("main img").count() == 0
     assert page.title() != "owned"
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope.model.tables import Table, Trace
-from rankscope.render.page.redaction import Redaction, without_source
+from rankscope.render.page.redaction import Redaction, directories_of, without_source
 
 
 def redaction(*hosts: str) -> Redaction:
@@ -20,6 +20,9 @@ def redaction(*hosts: str) -> Redaction:
         ("../jobs/loop.py", "loop.py"),
         ("~/secret/loop.py", "loop.py"),
         (r"C:\Users\alice\loop.py", "loop.py"),
+        (r"\\server\alice\loop.py", "loop.py"),
+        ("hdfs://node:8020/user/alice/loop.py", "loop.py"),
+        ("s3://alice/jobs/4711", "…"),
         ("could not read /mnt/jobs/4711, see there", "could not read …, see there"),
         ("<code>/home/alice/x.py</code></td></tr>", "<code>x.py</code></td></tr>"),
         ('<a title="/home/alice/x.py">x</a>', '<a title="x.py">x</a>'),
@@ -37,6 +40,17 @@ def test_directories_go_and_names_of_files_stay(said: str, left: str) -> None:
 )
 def test_what_is_no_path_stays(said: str) -> None:
     assert redaction().clean(said) == said
+
+
+def test_directories_that_are_known_go_whatever_their_names() -> None:
+    files = [{"path": path} for path in ("/mnt/My Drive/secret [1]/rank_0", "jobs/4711/rank_1", "0/rank_2")]
+    trace = Trace(("traces/of alice",), {"files": Table.from_rows("files", files)})
+    own = Redaction((), directories_of(trace, "/home/alice"))
+    assert own.clean("/mnt/My Drive/secret [1]/rank_0 and jobs/4711/rank_1") == "rank_0 and rank_1"
+    assert (
+        own.clean("read traces/of alice/x and /home/alice/loop.py, compiled [0/1]")
+        == "read x and loop.py, compiled [0/1]"
+    )
 
 
 def test_hosts_get_numbers_wherever_they_are_named() -> None:

@@ -117,14 +117,16 @@
       }
     }
     const image = new ImageData(width, height), pixels = new Uint32Array(image.data.buffer);
-    values.forEach((value, at) => (pixels[at] = colours[value]));
+    for (let at = 0; at < values.length; at++) pixels[at] = colours[values[at]];
     // What is wrong is seen however small it is: its neighbours have its colour too.
     if (tools.layer.value === "state" && !(hasGap[0] && hasGap[1])) {
-      for (const step of [1, -1, width, -width]) {
-        if (hasGap[Math.abs(step) === 1 ? 0 : 1]) continue;
-        values.forEach((value, at) => {
-          if (value > OTHER_LINE && values[at + step] < value && Math.abs((at % width) - ((at + step) % width)) < 2) pixels[at + step] = colours[value];
-        });
+      const steps = [...(hasGap[0] ? [] : [1, -1]), ...(hasGap[1] ? [] : [width, -width])];
+      for (let at = 0; at < values.length; at++) {
+        if (values[at] <= OTHER_LINE) continue;
+        for (const step of steps) {
+          const isBeside = Math.abs((at % width) - ((at + step) % width)) < 2;
+          if (isBeside && values[at + step] < values[at]) pixels[at + step] = colours[values[at]];
+        }
       }
     }
     return image;

@@ -109,7 +109,7 @@ def _chart(contents: Contents, series: Series, number: int) -> str:
         "step" if series.has_steps else "value",
     )
     title = shortened(series.name, _MAX_NAME)
-    return f"<div><h4>{text(title)}</h4>{figure(f'metric-{number}', title, lines(chart), drawn.legend)}</div>"
+    return f"<div><h3>{text(title)}</h3>{figure(f'metric-{number}', title, lines(chart), drawn.legend)}</div>"
 
 
 _TO_NS = 1e9

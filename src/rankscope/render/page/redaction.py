@@ -12,19 +12,26 @@ from collections.abc import Iterable
 from typing import Any
 
 from rankscope.model.tables import Text, Trace
+from rankscope.render.html import text
 
 _NAME = r"[\w.+@%=~-]"
 _PATH = re.compile(
-    r"(?P<address>https?://[^\s<>\"']+)"
+    r"(?P<web>https?://[^\s<>\"']+)"
+    r"|(?P<remote>\b[a-z][a-z0-9+.-]*://[^\s<>\"'&]+)"
     rf"|(?P<path>(?<![<\w]){_NAME}*(?:/{_NAME}+)+/?)"
-    r"|(?P<drive>\b[A-Za-z]:\\[^\s\"'<>|:*?&]+)"
+    r"|(?P<windows>(?:\b[A-Za-z]:|\\)\\[^\s\"'<>|:*?&]+)"
 )
 _FILE = re.compile(r"\.[A-Za-z]\w{0,7}$")
 _NO_DIRECTORY = "…"
+_PATH_COLUMNS = ("path", "file", "filename")
 
 
 class Redaction:
-    def __init__(self, hosts: Iterable[str]) -> None:
+    def __init__(self, hosts: Iterable[str], directories: Iterable[str] = ()) -> None:
+        """Directories that are known are found whatever is in their names; the pattern is for those in sentences."""
+        spelled = {spelling for name in directories for spelling in (name, text(name))}
+        known = "|".join(map(re.escape, sorted(spelled, key=lambda name: (-len(name), name))))
+        self._directory = re.compile(rf"(?<![\w/\\])(?:{known})") if known else None
         self._hosts = {host: f"host{number}" for number, host in enumerate(sorted(set(filter(None, hosts))), start=1)}
         longest_first = sorted(self._hosts, key=len, reverse=True)
         named = "|".join(map(re.escape, longest_first))
@@ -32,6 +39,7 @@ class Redaction:
 
     def clean(self, said: str) -> str:
         """Plain text or HTML. Tags of HTML have no path in them but in their attributes."""
+        said = self._directory.sub("", said) if self._directory else said
         said = _PATH.sub(_without_directory, said)
         return self._host.sub(lambda found: self._hosts[found.group()], said) if self._host else said
 
@@ -45,15 +53,27 @@ class Redaction:
 
 
 def _without_directory(found: re.Match[str]) -> str:
-    if found.group("address"):
-        return found.group()
     whole = found.group()
+    if found.group("web"):
+        return whole
     *directories, name = re.split(r"[/\\]", whole)
     if _FILE.search(name):
         return name
     # A word such as GB/s or and/or is no path, nor is a compile id.
-    is_rooted = found.group("drive") or directories[0] in ("", "~", ".", "..")
-    return _NO_DIRECTORY if is_rooted else whole
+    is_word = found.group("path") and directories[0] not in ("", "~", ".", "..")
+    return whole if is_word else _NO_DIRECTORY
+
+
+def directories_of(trace: Trace, base: str) -> set[str]:
+    """Those of all files that the tables name, each with its last separator, also as seen from `base`."""
+    named = {f"{path.rstrip('/')}/" for path in (*trace.paths, base) if path}
+    for table in trace.tables.values():
+        for column in filter(table.columns.__contains__, _PATH_COLUMNS):
+            named.update(table.text(column).values)
+    found = {name[: end + 1] for name in named if (end := max(name.rfind("/"), name.rfind("\\"))) > 0}
+    inside = {name.removeprefix(f"{base.rstrip('/')}/") for name in found} if base else set()
+    # A folder may be called 0, and so is a frame: [0/1] is a compile id.
+    return {name for name in found | inside if not name[:-1].isdecimal()} - {""}
 
 
 def without_source(trace: Trace) -> Trace:

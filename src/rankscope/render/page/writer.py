@@ -13,7 +13,7 @@ from rankscope.render.page.blocks import Blocks
 from rankscope.render.page.contents import Contents, PageOptions, View
 from rankscope.render.page.findings import findings_view
 from rankscope.render.page.head import head_html, page_title
-from rankscope.render.page.redaction import Redaction, without_source
+from rankscope.render.page.redaction import Redaction, directories_of, without_source
 from rankscope.render.whole_file import whole_file
 
 # In the order in which they stand, those without data behind the others. Module `waits` has a function `waits_view`.
@@ -59,7 +59,7 @@ def write_page(trace: Trace, report: Report, path: str, options: PageOptions) ->
 
 
 def build_page(trace: Trace, report: Report, options: PageOptions) -> Built:
-    redaction = Redaction(report.capture.hosts) if options.redact else None
+    redaction = Redaction(report.capture.hosts, directories_of(trace, options.base)) if options.redact else None
     clean = redaction.clean if redaction else str
     blocks = Blocks(options.is_served, redaction.clean_data if redaction else None)
     contents = Contents(trace if options.shows_source else without_source(trace), report, options, blocks=blocks)
