@@ -215,6 +215,7 @@ def test_rows_are_ordered_and_filtered(opened: Opened, tmp_path: Path) -> None:
     expect(page.locator("#map canvas")).to_have_attribute("data-drawn", "map-0 state 2")
     page.locator("[data-map=host]").fill("")
     page.locator("[data-map=order]").select_option("worst")
+    settle(page)
     page.locator("#map canvas").hover(position=middle_of(page, 0, 39))
     expect(page.locator(".map-tip")).to_contain_text("mismatch")
     page.locator("[data-map=host]").fill("no such host")

@@ -32,6 +32,7 @@ SOURCE_NOUNS = {
     "desync": "desync report",
 }
 MAX_NAMED_CHECKS = 4
+MAX_REASONS = 2
 MAX_HEADLINE = 400
 
 
@@ -70,12 +71,22 @@ def time_span(first_ns: int, last_ns: int) -> str:
 
 
 def skipped_phrase(checks: tuple[Check, ...], show_all: bool) -> str:
-    """By reason; a whole family of rules, which another kind of trace would need, is counted, not listed."""
-    named = {
-        why: ", ".join(rules) if show_all or len(rules) <= MAX_NAMED_CHECKS else f"{len(rules)} rules"
-        for why, rules in skipped_by_reason(checks).items()
-    }
-    return "; ".join(rules + (f" ({why})" if why else "") for why, rules in named.items())
+    """By reason, that of most rules first. A whole family of rules, which another kind of trace would need, is
+    counted, not listed, and so are those with rarer reasons."""
+    by_reason = skipped_by_reason(checks)
+    reasons = sorted(by_reason, key=lambda why: -len(by_reason[why]))
+    n_shown = len(reasons) if show_all or len(reasons) <= MAX_REASONS + 1 else MAX_REASONS
+    said = []
+    for why in reasons[:n_shown]:
+        rules = by_reason[why]
+        named = ", ".join(rules) if show_all or len(rules) <= MAX_NAMED_CHECKS else f"{len(rules)} rules"
+        said.append(named + (f" ({why})" if why else ""))
+    n_more = sum(len(by_reason[why]) for why in reasons[n_shown:])
+    if n_more:
+        said.append(
+            f"{count_noun(n_more, 'more rule')} for {count_noun(len(reasons) - n_shown, 'other reason')} (--all)"
+        )
+    return "; ".join(said)
 
 
 def skipped_by_reason(checks: tuple[Check, ...]) -> dict[str, list[str]]:

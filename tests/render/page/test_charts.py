@@ -91,6 +91,13 @@ def test_a_line_is_interrupted_where_a_value_is_no_number() -> None:
     assert "inf" not in drawn
 
 
+def test_gaps_can_be_joined() -> None:
+    line = Line("rank 0", np.array([1.0, np.nan, 3.0]), "s0", joins_gaps=True)
+    path = parsed(lines(LineChart(np.arange(3), [line], PLAIN, [""] * 3))).find(".//path")
+    assert path is not None
+    assert (path.get("d") or "").count("M") == 1
+
+
 def test_higher_values_stand_higher() -> None:
     path = chart(np.array([1.0, 2.0])).find(".//path")
     assert path is not None

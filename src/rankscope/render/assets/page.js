@@ -220,6 +220,7 @@
     }
     return view?.started;
   }
+  addEventListener("beforeprint", () => [...views.keys()].forEach(begin));
   window.rankscope = {
     block(name) {
       if (!blocks.has(name)) blocks.set(name, read(name));

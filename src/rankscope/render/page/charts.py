@@ -106,6 +106,7 @@ class Line(NamedTuple):
     values: Array  # one for each x; what is not finite is left out
     kind: str
     lows: Array | None = None  # where several values fell on one x: values are the highest, these the lowest
+    joins_gaps: bool = False
 
 
 class Band(NamedTuple):
@@ -202,12 +203,12 @@ def _bounds(bands: Sequence[Band]) -> Iterator[Array]:
 
 
 def _line(line: Line, places: Array, low: float, high: float) -> str:
-    """One path, interrupted where values are missing. A single value is drawn as a dot."""
+    """One path, interrupted where values are missing, unless gaps are joined. A single value is drawn as a dot."""
     finite = np.isfinite(line.values)
     if not finite.any():
         return ""
     parts = []
-    for run in _runs(finite):
+    for run in [np.flatnonzero(finite)] if line.joins_gaps else _runs(finite):
         x, y = places[run] * 1000, _heights(line.values[run], low, high)
         if line.lows is None:
             points = [f"{a:.1f} {b:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]

@@ -129,7 +129,8 @@ def unit_of(series: Series) -> Unit:
 def _few(series: Series) -> _Drawn:
     joined = series.n_joined > 1
     drawn = [
-        Line(f"rank {rank}", series.high[place], f"s{place}", series.low[place] if joined else None)
+        # Ranks tell some numbers now and then, each at steps of its own. What is no number does interrupt a line.
+        Line(f"rank {rank}", series.high[place], f"s{place}", series.low[place] if joined else None, not series.broken)
         for place, rank in enumerate(series.ranks.tolist())
     ]
     legend = [Key(f"key s{place}", text(line.label)) for place, line in enumerate(drawn)] if len(drawn) > 1 else []

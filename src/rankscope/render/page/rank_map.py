@@ -170,7 +170,8 @@ def _tools(shown: Sequence[Choice], hosts: dict[int, str]) -> str:
         else ""
     )
     return (
-        '<p class="map-off faint" role="status">The map needs JavaScript; the tables below do not.</p>'
+        "<noscript><p>The map needs JavaScript; the tables below do not.</p></noscript>"
+        '<p class="map-off faint" role="status" hidden></p>'
         '<div class="map-tools" hidden>'
         f'<label>Groups <select data-map="choice">{options}</select></label>'
         '<label hidden>Group <select data-map="group"></select></label>'
