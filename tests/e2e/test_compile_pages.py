@@ -186,7 +186,7 @@ def test_the_single_file_shows_texts_and_pages_and_leads_back(opened: Opened, si
     page.locator("#pane .line").first.wait_for()
     expect(page.locator("#pane .line").first).to_contain_text("class GraphModule")
     page.keyboard.press("Escape")
-    assert page.locator("#pane").is_hidden()
+    expect(page.locator("#pane")).to_be_hidden()
     page.locator("#frame-0-0 a[href*=inductor_output_code]").click()
     frame = page.frame_locator("#pane iframe")
     frame.locator(".tok-keyword").first.wait_for()

@@ -178,7 +178,13 @@
     return 0;
   };
 
-  addEventListener("scroll", hush, { passive: true });
+  // Under the pointer is something else then; what the keys have chosen is still chosen.
+  function follow() {
+    const chart = document.activeElement, mark = chart.matches(".chart") && chart.querySelector(".mark.on");
+    if (mark) point(mark);
+    else hush();
+  }
+  addEventListener("scroll", follow, { passive: true });
   rankscope.view("performance", start, { go, find: unfold("performance") });
   rankscope.view("metrics", start, { find: unfold("metrics") });
 })();
