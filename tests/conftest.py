@@ -23,10 +23,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """One for the tests of a file: while it is there, this thread can run no other event loop."""
-    from page_browser import CHROMIUM, playwright
+    from page_browser import CHROMIUM, FLAGS, playwright
 
     with playwright.sync_playwright() as driver:
-        own = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        own = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         yield own
         own.close()
 

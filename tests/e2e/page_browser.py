@@ -13,6 +13,8 @@ expect = playwright.expect
 CHROMIUM = shutil.which("chromium") or ""
 if not CHROMIUM:
     pytest.skip("needs chromium", allow_module_level=True)
+# Neither a graphics card nor the network is there to be looked for.
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from page_browser import Opened, expect
 
+from demo_captures import demo
 from page_timings import MARKUP, MS, profiled, report, straggler, with_tables
 from rankscope.cli import main
 from rankscope.model.tables import Trace
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job")
-    main(["demo", "-o", str(folder / "traces"), "--ranks", "8", "--fault", "slow-kernels"])
-    main(["report", str(folder / "traces"), "-o", str(folder / "report.html")])
+    traces = demo(folder / "traces", "slow-kernels", 8, "--steps", "4")
+    main(["report", str(traces), "-o", str(folder / "report.html")])
     return folder / "report.html"
 
 

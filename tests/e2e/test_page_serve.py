@@ -89,7 +89,7 @@ def hang(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return demo(tmp_path_factory.mktemp("served") / "slow", "slow-kernels", 4)
+    return demo(tmp_path_factory.mktemp("served") / "slow", "slow-kernels", 4, "--steps", "4")
 
 
 def scroll_through(page: Page) -> None:
