@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from measuring import Command, Usage, measure_in_turns, processor, replace_between
+from measuring import Command, Usage, finish, measure_in_turns, processor
 
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
@@ -95,10 +95,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rankscope-bench-", dir=options.scratch) as scratch:
         results = [_measure(case, Path(scratch), tlparse, options) for case in cases]
     text = "\n".join([_describe_machine(), "", *_table(results), "", *_verdicts(results)])
-    print(text)
-    if options.write:
-        replace_between(README, MARKERS, text)
-    return 0 if all(reached for _, reached in _targets(results)) else 1
+    return finish(text, (README, MARKERS) if options.write else None, _targets(results))
 
 
 def _parse_arguments() -> argparse.Namespace:

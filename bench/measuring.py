@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,6 +40,15 @@ class Command:
     check: Callable[[Usage], None]
     """Stops the whole measurement when the command did not do its work: a wrong answer in no time is worth nothing."""
     repeats: int = REPEATS
+
+
+def finish(text: str, write_to: tuple[Path, tuple[str, str]] | None, targets: Iterable[tuple[str, bool]]) -> int:
+    """Prints the result, puts it between the markers of a file if one is given, and says whether all was reached."""
+    print(text)
+    if write_to:
+        path, markers = write_to
+        replace_between(path, markers, text)
+    return 0 if all(reached for _, reached in targets) else 1
 
 
 def measure_in_turns(commands: Mapping[str, Command], limit_s: float, note: Callable[[str], None]) -> dict[str, Usage]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from measuring import REPEATS, Command, Usage, measure_in_turns, processor, replace_between
+from measuring import REPEATS, Command, Usage, finish, measure_in_turns, processor
 from report_tables import write_wide_page
 
 if TYPE_CHECKING:
@@ -84,10 +84,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rankscope-bench-") as scratch:
         results = [_measure(case, Path(scratch) / f"case-{number}") for number, case in enumerate(options.cases)]
     text = "\n".join([_describe_machine(), "", *_table(results), "", *_verdicts(results)])
-    print(text)
-    if options.write:
-        replace_between(README, MARKERS, text)
-    return 0 if all(reached for _, reached in _targets(results)) else 1
+    return finish(text, (README, MARKERS) if options.write else None, _targets(results))
 
 
 def _parse_arguments() -> argparse.Namespace:

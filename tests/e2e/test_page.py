@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from page_browser import Opened, expect
 
-from demo_captures import demo
-from rankscope.cli import main
+from demo_captures import demo_page
 from rankscope.model.finding import Report
 from rankscope.model.tables import Table, Trace
 from rankscope.render.page.contents import PageOptions
@@ -24,10 +23,7 @@ MARKUP = "<img src=x onerror=\"document.title='owned'\"></script><script>documen
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("job")
-    traces = demo(folder / "traces", "skip", 32, "--lost", "1")
-    main(["report", str(traces), "-o", str(folder / "report.html")])
-    return folder / "report.html"
+    return demo_page(tmp_path_factory.mktemp("job"), "skip", 32, "--lost", "1")
 
 
 def written(folder: Path, report: Report, trace: Trace | None = None, options: PageOptions | None = None) -> Path:

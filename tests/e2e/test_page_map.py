@@ -9,7 +9,7 @@ import pytest
 from page_browser import Opened, expect
 
 from analyze.building import Setting, job
-from rankscope.cli import main
+from demo_captures import demo_page
 from rankscope.model.finding import SCHEMA_NAME, Capture, CollectiveRef, Finding, GroupRef, Report
 from rankscope.model.tables import Trace
 from rankscope.render.page.contents import PageOptions
@@ -28,10 +28,7 @@ DRAWN = "#map canvas[data-drawn]"
 @pytest.fixture(scope="module")
 def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rank 6 of 64 leaves out a call on the tensor-parallel group 2."""
-    folder = tmp_path_factory.mktemp("job")
-    main(["demo", "-o", str(folder / "traces"), "--fault", "skip"])
-    main(["report", str(folder / "traces"), "-o", str(folder / "report.html")])
-    return folder / "report.html"
+    return demo_page(tmp_path_factory.mktemp("job"), "skip", 64)
 
 
 def written(folder: Path, trace: Trace, *findings: Finding) -> Path:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from page_browser import Opened, expect
 
-from demo_captures import demo
+from demo_captures import demo_page
 from page_timings import MARKUP, MS, profiled, report, straggler, with_tables
-from rankscope.cli import main
 from rankscope.model.tables import Trace
 from rankscope.render.page.contents import PageOptions
 from rankscope.render.page.writer import write_page
@@ -23,10 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("job")
-    traces = demo(folder / "traces", "slow-kernels", 8, "--steps", "4")
-    main(["report", str(traces), "-o", str(folder / "report.html")])
-    return folder / "report.html"
+    return demo_page(tmp_path_factory.mktemp("job"), "slow-kernels", 8, "--steps", "4")
 
 
 def written(folder: Path, trace: Trace, n_ranks: int, slow: int = -1) -> Path:
