@@ -281,3 +281,13 @@ def test_one_rank_is_a_map_too(opened: Opened, tmp_path: Path) -> None:
     assert (seen["rows"], seen["columns"]) == (1, 1)
     assert seen["h"] <= 14
     assert seen["w"] <= 28
+
+
+def test_the_finding_about_a_transfer_leads_to_its_column(opened: Opened, tmp_path: Path) -> None:
+    """A finding counts transfers by rank, the map by pair: the link must not mix them up."""
+    page = opened.goto(demo_page(tmp_path, "p2p", 16))
+    link = page.locator("#findings .links a").first
+    assert "p2p=1" in (link.get_attribute("href") or "")
+    link.click()
+    expect(page.locator("#map .map-said")).to_contain_text("not joined")
+    assert "transfers" in page.locator("[data-map=choice] option:checked").inner_text()

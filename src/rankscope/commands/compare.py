@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
+from rankscope.commands.diagnose import add_fail_on, fails
 from rankscope.commands.loading import PATH_HELP, add_reading_options
 
 if TYPE_CHECKING:
@@ -25,13 +26,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     output.add_output_options(parser)
     output.add_file_options(parser, FORMATS)
     parser.add_argument("--all", action="store_true", help="list everything, also what is the same within noise")
-    parser.add_argument(
-        "--fail-on",
-        choices=("error", "warning", "info", "never"),
-        default="warning",
-        help="exit with 1 when B has a new finding that is at least this severe; "
-        "being slower counts as a warning (default: warning)",
-    )
+    severe = "B has a new finding that is at least this severe; being slower counts as a warning"
+    add_fail_on(parser, "warning", severe)
     add_reading_options(parser)
 
 
@@ -40,7 +36,7 @@ def run(args: Namespace) -> int:
     from rankscope.errors import InputError
     from rankscope.render.finding_words import sources_phrase
 
-    chosen = _format(args)
+    chosen = output.answer_format(args, FORMATS)
     if args.output:
         output.check_writable(args.output, args.force)
     old, new = (_read(path, args) for path in (args.old, args.new))
@@ -61,12 +57,7 @@ def run(args: Namespace) -> int:
 
 
 def exit_code(changes: Changes, fail_on: str) -> int:
-    from rankscope.model.finding import SEVERITIES
-
-    if fail_on == "never" or changes.worst is None:
-        return 0
-    order = [*SEVERITIES]
-    return int(order.index(changes.worst) <= order.index(fail_on))  # type: ignore[arg-type]
+    return int(changes.worst is not None and fails(changes.worst, fail_on))
 
 
 def next_command(changes: Changes) -> str:
@@ -95,17 +86,6 @@ def _read(path: str, args: Namespace) -> Side:
 
     trace = load_trace(Arguments(**{**vars(args), "paths": [path]}))
     return Side(trace, pipeline.diagnose(trace))
-
-
-def _format(args: Namespace) -> str:
-    from rankscope.errors import UsageError
-
-    if not args.output:
-        return "json" if args.json else "txt"
-    chosen = output.output_format(args.output, FORMATS)
-    if args.json and chosen != "json":
-        raise UsageError(f"--json does not go with -o {args.output}", "drop --json, or name a .json file")
-    return chosen
 
 
 def _lines(changes: Changes, chosen: str, args: Namespace) -> Iterable[str]:

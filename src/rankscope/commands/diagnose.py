@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from rankscope.model.finding import Report
+    from rankscope.model.finding import Report, Severity
 
 HELP = "say what went wrong: ranked findings with their evidence"
 
@@ -26,12 +26,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_reading_options(parser)
 
 
-def add_fail_on(parser: ArgumentParser) -> None:
+def add_fail_on(
+    parser: ArgumentParser, default: str = "error", when: str = "a finding is at least this severe"
+) -> None:
     parser.add_argument(
         "--fail-on",
         choices=("error", "warning", "info", "never"),
-        default="error",
-        help="exit with 1 when a finding is at least this severe (default: error)",
+        default=default,
+        help=f"exit with 1 when {when} (default: {default})",
     )
 
 
@@ -61,12 +63,14 @@ def show(report: Report, chosen: str, args: Namespace) -> None:
 
 
 def exit_code(report: Report, fail_on: str) -> int:
+    return int(any(fails(finding.severity, fail_on) for finding in report.findings))
+
+
+def fails(severity: Severity, fail_on: str) -> bool:
+    """Whether something of that severity is what --fail-on asks for."""
     from rankscope.model.finding import SEVERITIES
 
-    if fail_on == "never":
-        return 0
-    failing = SEVERITIES[: [*SEVERITIES].index(fail_on) + 1]  # type: ignore[arg-type]
-    return int(any(finding.severity in failing for finding in report.findings))
+    return fail_on != "never" and severity in SEVERITIES[: [*SEVERITIES].index(fail_on) + 1]  # type: ignore[arg-type]
 
 
 def page_command(paths: Sequence[str], path: str = "report.html") -> str:
@@ -95,14 +99,9 @@ def next_command(report: Report) -> str:
 def _format(args: Namespace) -> str:
     from rankscope.errors import UsageError
 
-    if not args.output:
-        return "json" if args.json else "txt"
-    if args.output.lower().endswith((".html", ".htm")):
+    if (args.output or "").lower().endswith((".html", ".htm")):
         raise UsageError("pages are written by another command", page_command(args.paths, args.output))
-    chosen = output.output_format(args.output, RENDERERS)
-    if args.json and chosen != "json":
-        raise UsageError(f"--json does not go with -o {args.output}", "drop --json, or name a .json file")
-    return chosen
+    return output.answer_format(args, RENDERERS)
 
 
 def _options(report: Report, args: Namespace) -> Options:

@@ -123,6 +123,16 @@ def output_format(path: str, formats: Iterable[str]) -> str:
     return name
 
 
+def answer_format(args: Namespace, formats: Iterable[str]) -> str:
+    """How an answer is to be written: as the output's extension says, else as text, or as JSON where --json asks."""
+    if not args.output:
+        return "json" if args.json else "txt"
+    chosen = output_format(args.output, formats)
+    if args.json and chosen != "json":
+        raise UsageError(f"--json does not go with -o {args.output}", "drop --json, or name a .json file")
+    return chosen
+
+
 def check_writable(path: str, force: bool) -> None:
     """Refuses before the work is done, not after."""
     if os.path.lexists(path) and not force:

@@ -27,7 +27,7 @@ from rankscope.render.finding_words import (
 )
 from rankscope.render.html import text
 from rankscope.render.listing import fold
-from rankscope.render.source import source_line
+from rankscope.render.source import shown_path, source_line
 
 Lines = Mapping[tuple[str, int], str]
 MAX_FRAMES = 12
@@ -92,8 +92,8 @@ class Cards(NamedTuple):
         return f'<div class="site"><span class="place">{self._place(site)}</span>{of}{shown}</div>'
 
     def _place(self, site: Location) -> str:
-        shown = site.file.removeprefix(self.base.rstrip("/") + "/") if self.base else site.file
-        return f"<b>{text(shown)}:{site.line}</b>" + (f" in {text(site.function)}" if site.function else "")
+        place = f"<b>{text(shown_path(site.file, self.base))}:{site.line}</b>"
+        return f"{place} in {text(site.function)}" if site.function else place
 
     def _stack(self, stack: StackGroup) -> str:
         frames = "".join(f"<li>{self._place(frame)}</li>" for frame in stack.frames[:MAX_FRAMES])

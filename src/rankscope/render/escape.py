@@ -10,5 +10,10 @@ def escape(text: str) -> str:
     return "".join(char if char.isprintable() else _escape_char(char) for char in text)
 
 
+def cut_short(said: str, n_chars: int) -> str:
+    """Names in a trace may have no end: what is longer ends with three dots."""
+    return said if len(said) <= n_chars else said[: n_chars - 1] + "…"
+
+
 def _escape_char(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")

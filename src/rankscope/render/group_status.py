@@ -12,6 +12,7 @@ from rankscope.model.finding import count_noun, format_ranks, ranks_phrase
 from rankscope.model.tables import MISSING, Array, Trace
 from rankscope.render.escape import escape
 from rankscope.render.plain_table import table_lines
+from rankscope.render.source import shown_path
 
 MAX_GROUPS = 20
 MAX_SIDES = 6
@@ -262,12 +263,8 @@ def _side_lines(sides: Sequence[MismatchSide], base: str) -> Iterator[str]:
     whose = [ranks_phrase(side.ranks) for side in shown]
     calls = [escape(f"{side.call} {side.status}") for side in shown]
     for side, ranks, call in zip(shown, whose, calls, strict=True):
-        line = f"    {ranks:{max(map(len, whose))}}  {call:{max(map(len, calls))}}  {escape(_below(side.where, base))}"
-        yield line.rstrip()
+        where = escape(shown_path(side.where, base))
+        yield f"    {ranks:{max(map(len, whose))}}  {call:{max(map(len, calls))}}  {where}".rstrip()
     if len(sides) > len(shown):
         rest = [rank for side in sides[MAX_SIDES:] for rank in side.ranks]
         yield f"    and {count_noun(len(sides) - MAX_SIDES, 'more variant')} on ranks {format_ranks(rest, limit=6)}"
-
-
-def _below(path: str, base: str) -> str:
-    return path.removeprefix(base.rstrip("/") + "/") if base else path

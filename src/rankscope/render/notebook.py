@@ -16,6 +16,7 @@ import numpy as np
 from rankscope.model.finding import Report, count_noun
 from rankscope.model.tables import MISSING, SCHEMA, Column, Table, Trace
 from rankscope.render.cards import Cards, skipped_checks
+from rankscope.render.escape import cut_short
 from rankscope.render.finding_words import capture_parts, found_counts, sources_phrase
 from rankscope.render.html import asset, text
 from rankscope.render.listing import fold
@@ -97,7 +98,7 @@ def _head(column: Column) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, str):
-        return f"<td>{text(value if len(value) <= MAX_CELL_LENGTH else value[: MAX_CELL_LENGTH - 1] + '…')}</td>"
+        return f"<td>{text(cut_short(value, MAX_CELL_LENGTH))}</td>"
     if isinstance(value, bool):
         return f"<td>{'true' if value else 'false'}</td>"
     is_missing = math.isnan(value) if isinstance(value, float) else value == MISSING

@@ -14,6 +14,12 @@ SUFFIXES = (".py", ".pyx", ".pyi")
 MAX_BYTES = 5_000_000
 
 
+def shown_path(path: str, base: str) -> str:
+    """Relative to `base` where it lies below it."""
+    below = base.rstrip(os.sep) + os.sep
+    return path[len(below) :] if base and path.startswith(below) and path != below else path
+
+
 def source_line(location: Location, base: str = "") -> str | None:
     """The line without its line end; None when the file is absent, unfit, too short or blank there."""
     lines = _file_lines(os.path.join(base, location.file))

@@ -5,7 +5,6 @@ Every span of text passes through `escape` on its way out, so nothing in a trace
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -30,7 +29,7 @@ from rankscope.render.finding_words import (
     sources_phrase,
     where_parts,
 )
-from rankscope.render.source import source_line
+from rankscope.render.source import shown_path, source_line
 
 MAX_FULL_FINDINGS = 5
 MAX_FRAMES = 3
@@ -90,7 +89,7 @@ def _report_lines(report: Report, options: Options) -> Iterator[Line]:
 
 
 def _head(capture: Capture, options: Options) -> Iterator[Line]:
-    where = _shown_path(capture.paths[0], options) if len(capture.paths) == 1 else f"{len(capture.paths)} paths"
+    where = shown_path(capture.paths[0], options.base) if len(capture.paths) == 1 else f"{len(capture.paths)} paths"
     yield from _flow([], f"Read {sources_phrase(capture)} from {where}", options)
     yield from _flow([], capture_parts(capture), options)
 
@@ -249,9 +248,4 @@ def _clipped(text: str, n_before: int, options: Options) -> str:
 
 
 def _shown_location(location: Location, options: Options) -> str:
-    return escape(f"{_shown_path(location.file, options)}:{location.line} in {location.function}")
-
-
-def _shown_path(path: str, options: Options) -> str:
-    below = options.base.rstrip(os.sep) + os.sep
-    return path[len(below) :] if options.base and path.startswith(below) and path != below else path
+    return escape(f"{shown_path(location.file, options.base)}:{location.line} in {location.function}")

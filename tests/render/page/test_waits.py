@@ -122,7 +122,7 @@ def test_the_view_names_the_cause_by_word_and_links_its_finding() -> None:
     assert '<a href="#H104-1"><text' in body
     assert re.search(r'class="tag"[^>]*>cause<', body)
     assert "3 ranks wait, in the end for rank 9." in body
-    assert 'href="#map?rank=0&amp;group=0&amp;seq=5"' in body
+    assert 'href="#map?group=0&amp;rank=0&amp;seq=5"' in body
     assert "loop.py:212 clip" in unescape(body)
     [listed] = re.findall(r"<tbody.*</tbody>", body)
     assert "rank 9</a> <b>cause</b>" in listed

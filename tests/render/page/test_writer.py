@@ -10,7 +10,7 @@ import pytest
 from rankscope.model.finding import Report, finding_anchors
 from rankscope.model.tables import Table, Trace
 from rankscope.render.html import asset, digest
-from rankscope.render.page.contents import PageOptions
+from rankscope.render.page.contents import PageOptions, map_link
 from rankscope.render.page.writer import SCRIPTS, SERVED_SCRIPTS, STYLES, build_page, write_page
 from render import sample
 from render.snapshot import check_snapshot
@@ -100,6 +100,12 @@ def test_redaction_reaches_findings_files_and_the_title() -> None:
     assert "alice" not in whole
     assert "train/loop.py" not in whole
     assert "loop.py" in whole
+
+
+def test_links_into_the_map_name_transfers_as_the_map_does() -> None:
+    assert map_link(3, 513, 48211) == "#map?group=3&rank=513&seq=48211"
+    assert map_link("p2", 0, 7, p2p=True) == "#map?group=p2&rank=0&seq=7&p2p=1"
+    assert map_link() == "#map"
 
 
 def test_holes_are_told_at_the_top() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -81,6 +82,13 @@ class Contents:
             if (row["name"], tuple(sorted(msgspec.json.decode(row["ranks"] or "[]")))) == wanted:
                 return f"p{row['group_key']}"
         return None
+
+
+def map_link(group: int | str | None = None, rank: int | None = None, seq: int | None = None, p2p: bool = False) -> str:
+    """A place on the map, as rank_map.js reads it. A transfer has its number in `matches`, within its pair of ranks."""
+    place = {"group": group, "rank": rank, "seq": seq, "p2p": 1 if p2p else None}
+    known = {name: value for name, value in place.items() if value is not None}
+    return f"#map?{urlencode(known)}" if known else "#map"
 
 
 def absent(anchor: str, title: str, what: str, command: str) -> View:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from urllib.parse import urlencode
 
 from rankscope.model.finding import Finding, count_noun, finding_anchors
 from rankscope.render.cards import Cards, skipped_checks
 from rankscope.render.html import text
 from rankscope.render.listing import blocks, fold
 from rankscope.render.page.compiling import compile_anchor
-from rankscope.render.page.contents import Contents, View
+from rankscope.render.page.contents import Contents, View, map_link
 
 FINDINGS_SHOWN = 100
 ANCHOR = "findings"
@@ -59,31 +58,26 @@ def findings_view(contents: Contents, anchors: Sequence[str]) -> View:
 def _links(contents: Contents, finding: Finding, anchors: Sequence[str]) -> Iterator[str]:
     for anchor in _VIEWS_OF.get(finding.code[:1], ()):
         if anchor in anchors:
-            yield f'<a href="#{text(_target(contents, finding, anchor))}">{_VIEW_WORDS[anchor]}</a>'
+            yield f'<a href="{text(_target(contents, finding, anchor))}">{_VIEW_WORDS[anchor]}</a>'
 
 
 def _target(contents: Contents, finding: Finding, anchor: str) -> str:
     """The very place in the view, where the finding names one."""
     if anchor == "map":
-        return anchor + _place_on_map(contents, finding)
+        return _place_on_map(contents, finding)
     if anchor == "performance" and len(finding.ranks) == 1:
-        return f"{anchor}?rank={finding.ranks[0]}"
-    return compile_anchor(contents, finding) if anchor == "compile" else anchor
+        return f"#{anchor}?rank={finding.ranks[0]}"
+    return f"#{compile_anchor(contents, finding) if anchor == 'compile' else anchor}"
 
 
 def _place_on_map(contents: Contents, finding: Finding) -> str:
-    """As rank_map.js reads it behind its own anchor."""
-    place: dict[str, object] = {}
     group = contents.map_group(finding.group) if finding.group else None
-    if group is not None:
-        place["group"] = group
-        if finding.collective:
-            place["seq"] = finding.collective.seq
-            if finding.collective.p2p:
-                place["p2p"] = 1
-    if finding.ranks:
-        place["rank"] = finding.ranks[0]
-    return f"?{urlencode(place)}" if place else ""
+    rank = finding.ranks[0] if finding.ranks else None
+    if group is None or not finding.collective:
+        return map_link(group, rank)
+    if finding.collective.p2p:  # counted by the rank, not by the pair: the map finds the worst transfer of the rank
+        return map_link(group, rank, p2p=True)
+    return map_link(group, rank, finding.collective.seq)
 
 
 def _in_order(contents: Contents) -> str:

@@ -153,7 +153,7 @@ class _Maps:
             call = finding.collective
             if call and call.p2p != (choice.noun == "transfer"):
                 continue
-            seq = call.seq if call else None
+            seq = call.seq if call and not call.p2p else None  # a finding counts transfers by rank, the map by pair
             marks += [{"rank": rank, "seq": seq, "anchor": anchor} for rank in finding.ranks[:64] or (-1,)]
         return marks
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from rankscope.model.call_text import describe_shapes, describe_types
 from rankscope.model.tables import MISSING, Array, Table, Trace
-from rankscope.render.escape import escape
+from rankscope.render.escape import cut_short, escape
 from rankscope.render.listing import n_bytes_phrase
 from rankscope.render.page.rank_map_data import UNKNOWN_CALL
+from rankscope.render.source import shown_path
 
 Call = tuple[str, str, str, int]  # operation, sizes, type, number of the stack
 MAX_FRAMES = 12
@@ -91,9 +92,8 @@ class CallPool:
         return numbers
 
     def _add_stacks(self, trace: Trace) -> None:
-        folder = self.base.rstrip("/") + "/" if self.base else ""
         self.frames = [
-            clipped(f"{row['file'].removeprefix(folder)}:{row['line']}")
+            clipped(f"{shown_path(row['file'], self.base)}:{row['line']}")
             + (f" in {clipped(row['function'])}" if row["function"] else "")
             for row in trace.table("frames").rows()
         ]
@@ -122,8 +122,7 @@ class CallPool:
 
 def clipped(said: str) -> str:
     """For people to read: nothing hidden in it, and not without end."""
-    said = escape(said[: _MAX_CHARACTERS + 1])
-    return said if len(said) <= _MAX_CHARACTERS else said[: _MAX_CHARACTERS - 1] + "…"
+    return cut_short(escape(said[: _MAX_CHARACTERS + 1]), _MAX_CHARACTERS)
 
 
 def _combined(one: Array, n_one: int, other: Array, n_other: int) -> tuple[Array, int]:

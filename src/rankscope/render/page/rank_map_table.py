@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlencode
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from rankscope.model.tables import MISSING, Array, Trace
 from rankscope.render.html import text
 from rankscope.render.listing import Column, cell, row, table, without_empty
 from rankscope.render.page import rank_map_data as data
-from rankscope.render.page.contents import Contents
+from rankscope.render.page.contents import Contents, map_link
 from rankscope.render.page.rank_map_calls import CallPool, clipped
 from rankscope.render.page.rank_map_choices import Choice
 from rankscope.render.page.rank_map_data import Matrix, level_ns
@@ -103,14 +102,11 @@ def _rank_cells(choice: Choice, matrix: Matrix, pool: CallPool, hosts: dict[int,
         if len(joined)
         else MISSING
     )
-    place_on_map = {"group": choice.key_of(choice.groups[group]), "rank": rank}
-    if at != MISSING:
-        place_on_map["seq"] = int(seqs[at])
-    if choice.noun == "transfer":
-        place_on_map["p2p"] = 1
+    seq = int(seqs[at]) if at != MISSING else None
+    link = map_link(choice.key_of(choice.groups[group]), rank, seq, choice.noun == "transfer")
     site = _site(pool, int(matrix.calls[place, joined[-1]])) if len(joined) else ""
     return [
-        cell(f'<a href="#map?{text(urlencode(place_on_map))}">{rank}</a>', rank),
+        cell(f'<a href="{text(link)}">{rank}</a>', rank),
         cell(text(clipped(hosts.get(rank, "")))),
         cell(text(state_words(choice)[worst])),
         _number(int(seqs[joined[-1]]) if len(joined) else MISSING),
@@ -180,13 +176,13 @@ def _profiled_calls(trace: Trace, choice: Choice) -> list[dict[str, Any]]:
 
 def _call_cells(choice: Choice, names: dict[int, str], call: dict[str, Any]) -> list[str]:
     group = next(group for group in choice.groups if group.key == call["group"])
-    where: dict[str, Any] = {"group": choice.key_of(group), "seq": call["seq"]}
-    op = clipped(call["op"])
-    if choice.noun == "transfer":
-        where |= {"p2p": 1, "rank": call.get("src", call["last_rank"])}
+    op, rank, is_p2p = clipped(call["op"]), None, choice.noun == "transfer"
+    if is_p2p:
+        rank = call.get("src", call["last_rank"])
         op = f"rank {call['src']} to rank {call['dst']}" if "src" in call else op
     state = f"{count_noun(call['n_missing'], 'rank')} not joined" if call["state"] == "missing" else call["state"]
-    link = f'<a href="#map?{text(urlencode(where))}">{call["seq"]}</a>' if call["seq"] != MISSING else ""
+    place = text(map_link(choice.key_of(group), rank, call["seq"], is_p2p))
+    link = f'<a href="{place}">{call["seq"]}</a>' if call["seq"] != MISSING else ""
     spread = max(int(call["spread_ns"]), 0)
     return [
         cell(link, call["seq"]),

@@ -6,15 +6,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
 
 import numpy as np
 
 from rankscope.model.finding import Location, count_noun, format_ranks, ranks_phrase
 from rankscope.model.tables import MISSING, Table
 from rankscope.render.compile_tree.stack_trie import Node, drawn_trie, trie_of
+from rankscope.render.escape import cut_short
 from rankscope.render.html import text
-from rankscope.render.page.contents import Contents, View, absent
+from rankscope.render.page.contents import Contents, View, absent, map_link
 from rankscope.render.page.wait_words import is_hang
 from rankscope.render.source import source_line
 
@@ -196,19 +196,16 @@ class _Labels:
         link = f' href="{text(self._place_on_map(stack))}"' if self.has_map else ""
         title = text("; ".join(_SOURCES[source] for source in dict.fromkeys(stack.sources)))
         remarks = [*stack.reasons[:2], *(["has gone on since"] if "last" in stack.sources else [])]
-        said = "; ".join(remarks)
-        said = said if len(said) <= _MAX_REMARK else said[: _MAX_REMARK - 1] + "…"
+        said = cut_short("; ".join(remarks), _MAX_REMARK)
         chip = f'<a class="chip ranks" id="{stack.anchor}"{link} title="{title}">{shown}</a>'
         chip += ' <span class="odd">cause</span>' if self.culprits.issuperset(stack.ranks) else ""
         return chip + (f' <span class="faint">{text(said)}</span>' if said else "")
 
     def _place_on_map(self, stack: Stack) -> str:
-        place: dict[str, int] = {"rank": stack.ranks[0]}
-        if stack.match != MISSING:
-            place["group"] = int(self.groups[stack.match])
-            if not self.is_p2p[stack.match]:
-                place["seq"] = int(self.seqs[stack.match])
-        return f"#map?{urlencode(place)}"
+        if stack.match == MISSING:
+            return map_link(rank=stack.ranks[0])
+        group, seq = int(self.groups[stack.match]), int(self.seqs[stack.match])
+        return map_link(group, stack.ranks[0], seq, bool(self.is_p2p[stack.match]))
 
 
 def _label(ranks: Sequence[int], largest: int) -> str:

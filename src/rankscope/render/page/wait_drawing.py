@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rankscope.render.escape import cut_short
 from rankscope.render.html import text
 from rankscope.render.page.wait_graph import Edge, Graph
 from rankscope.render.page.wait_words import why_phrase
@@ -213,7 +214,7 @@ def _box(box: Box, place: _Place) -> str:
 
 
 def _line(line: Line, x: float, y: float, anchor: str = "") -> str:
-    shown = line.said if len(line.said) <= MAX_CHARS else line.said[: MAX_CHARS - 1] + "…"
+    shown = cut_short(line.said, MAX_CHARS)
     whole = f"<title>{text(line.said)}</title>" if shown != line.said else ""
     kind = f' class="{line.kind}"' if line.kind else ""
     side = f' text-anchor="{anchor}"' if anchor else ""

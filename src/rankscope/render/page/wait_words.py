@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from urllib.parse import urlencode
 
 import numpy as np
 
 from rankscope.model.finding import Finding, count_noun, format_duration, format_ranks
 from rankscope.model.tables import MISSING, Trace
+from rankscope.render.page.contents import map_link
 from rankscope.render.page.wait_graph import Call, Edge, Node
 
 # Of one rank, of several.
@@ -92,10 +92,8 @@ def own_rows(trace: Trace, node: Node) -> list[int]:
 
 
 def place_on_map(node: Node) -> str:
-    """As rank_map.js reads it; the cell is that of a collective, transfers have no column of their own."""
-    place = {"rank": node.ranks[0]}
-    if node.calls:
-        place["group"] = node.calls[0].group
-        if not node.calls[0].is_p2p:
-            place["seq"] = node.calls[0].seq
-    return f"#map?{urlencode(place)}"
+    """The cell of the node's first rank in its first call."""
+    if not node.calls:
+        return map_link(rank=node.ranks[0])
+    call = node.calls[0]
+    return map_link(call.group, node.ranks[0], call.seq if call.seq != MISSING else None, call.is_p2p)

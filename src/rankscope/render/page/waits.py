@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankscope.model.finding import Finding, Location, count_noun, finding_anchors, ranks_phrase
 from rankscope.model.tables import MISSING
+from rankscope.render.escape import cut_short
 from rankscope.render.html import text
 from rankscope.render.listing import Column, cell, row, table
 from rankscope.render.page.contents import Contents, View, absent
@@ -21,6 +22,7 @@ from rankscope.render.page.wait_words import (
     who,
     why_phrase,
 )
+from rankscope.render.source import shown_path
 
 ANCHOR, TITLE = "waits", "Waits"
 ROWS_SHOWN = 20
@@ -139,24 +141,20 @@ def _cells(contents: Contents, told: list[_Told], edge: Edge) -> list[str]:
     waiting, holding = told[edge.waiting], told[edge.holding]
     call = waiting.call if edge.calls == waiting.node.calls else call_phrase(edge.calls)
     group = groups_phrase(contents.trace, edge.calls)
+    shown_group = text(cut_short(group, _MAX_CELL))
     where = ""
     if waiting.site:
-        base = contents.options.base
-        file = waiting.site.file.removeprefix(base.rstrip("/") + "/") if base else waiting.site.file
+        file = shown_path(waiting.site.file, contents.options.base)
         where = f'<span class="place">{text(file)}:{waiting.site.line}</span> {text(waiting.site.function)}'
         where = f'<a href="{text(waiting.stack)}">{where}</a>' if waiting.stack else where
     return [
         cell(_ranks(waiting)),
-        cell(f'{text(_short(call))} <span class="faint" title="{text(group)}">{text(_short(group))}</span>'),
+        cell(f'{text(cut_short(call, _MAX_CELL))} <span class="faint" title="{text(group)}">{shown_group}</span>'),
         cell(_ranks(holding) + (" <b>cause</b>" if holding.node.is_cause else "")),
         cell(text(why_phrase(edge, holding.node)), kind="whole"),
         cell(text(since_phrase(edge.calls).removeprefix("since ")), kind="whole"),
         cell(where),
     ]
-
-
-def _short(said: str) -> str:
-    return said if len(said) <= _MAX_CELL else said[: _MAX_CELL - 1] + "…"
 
 
 def _ranks(told: _Told) -> str:
