@@ -3,8 +3,8 @@
     python tools/make_docs.py            write it
     python tools/make_docs.py --check    exit 1 and name the pages that are out of date
 
-Whole pages: docs/rules/*.md, docs/cli.md, docs/metrics.md, docs/tables.md and docs/json-schema.json. Hand-written pages
-hold blocks between `<!-- begin NAME -->` and `<!-- end NAME -->`, which BLOCKS fills.
+Whole pages: docs/rules/*.md, docs/cli.md, docs/metrics.md, docs/tables.md, docs/coverage.md and docs/json-schema.json.
+Hand-written pages hold blocks between `<!-- begin NAME -->` and `<!-- end NAME -->`, which BLOCKS fills.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def all_pages() -> dict[Path, str]:
     pages["cli.md"] = command_line_page(build_parser())
     pages["tables.md"] = tables_page()
     pages["metrics.md"] = metrics_page()
+    pages["coverage.md"] = coverage_page()
     pages["json-schema.json"] = json.dumps(schema(), indent=2) + "\n"
     generated = {ROOT / "docs" / name: text for name, text in pages.items()}
     return generated | {
@@ -233,6 +234,28 @@ def argument_tables(parser: argparse.ArgumentParser) -> str:
         names = [f"`{option}{value}`" for option in action.option_strings] or [f"`{metavar(action)}`"]
         rows.append((", ".join(names), formatter._expand_help(action) if action.help else ""))
     return markdown_table(("argument", "meaning"), iter(rows))
+
+
+# --- coverage ---------------------------------------------------------------------------------------------------------
+
+
+def coverage_page() -> str:
+    """From the table whose commands the tests run: tests/behaviors."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from behaviors.row import Behavior, pages
+
+    def row(behavior: Behavior) -> tuple[str, str]:
+        return behavior.there, "<br>".join(f"`{command}`" for command in behavior.commands)
+
+    parts = [
+        f"{NOTICE}\n# What other tools do, and what to type here",
+        "Every behavior of torchfrtrace, of torch's desync report, of the guide to trace collection and of tlparse, "
+        "with the commands that show it. The test suite runs each of them (tests/behaviors).",
+    ]
+    for page in pages().values():
+        table = markdown_table(("what you did there", "what to type here"), map(row, page.BEHAVIORS))
+        parts += [f"## {page.TITLE}", page.INTRO, table]
+    return "\n\n".join(parts) + "\n"
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
