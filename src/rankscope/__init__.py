@@ -12,14 +12,17 @@ __all__ = [
     "Trace",
     "__version__",
     "collect",
+    "desync",
     "diagnose",
+    "dump",
     "load",
     "metric",
     "step",
 ]
 
 if TYPE_CHECKING:
-    from rankscope.collect.api import collect, metric, step
+    from rankscope import desync
+    from rankscope.collect.api import collect, dump, metric, step
     from rankscope.errors import RankscopeError
     from rankscope.model.finding import Finding, Report
     from rankscope.model.tables import Trace
@@ -31,18 +34,20 @@ _HOMES = {
     "Report": "rankscope.model.finding",
     "Trace": "rankscope.model.tables",
     "diagnose": "rankscope.pipeline",
+    "dump": "rankscope.collect.api",
     "load": "rankscope.pipeline",
     "metric": "rankscope.collect.api",
     "step": "rankscope.collect.api",
 }
+_MODULES = ("collect", "desync")  # collect can be called
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when first used, so that `rankscope --help` stays fast."""
     import importlib
 
-    if name == "collect":  # the package itself, which can be called
-        return importlib.import_module("rankscope.collect")
+    if name in _MODULES:
+        return importlib.import_module(f"rankscope.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'rankscope' has no attribute {name!r}")
     found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from source_tree import PACKAGE, ROOT, SourceFile, imported_modules, on_every_file, source_files
 
-STAGES = {"errors", "model", "read", "analyze", "render", "collect", "simulate", "pipeline", "scale"}
+STAGES = {"errors", "model", "read", "analyze", "render", "collect", "simulate", "pipeline", "scale", "desync"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "model": {"errors"},
@@ -17,6 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "render": {"model", "errors"},
     "collect": {"errors"},
     "simulate": {"errors"},
+    "desync": {"collect"},
     "pipeline": {"read", "analyze", "model", "errors"},
     "scale": {"read", "analyze", "model", "errors"},
     "commands": STAGES | {"cli"},
@@ -26,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # A record shows itself in a notebook. The import waits inside the method, so that the model still stands alone.
 LATE = {"model": ("rankscope.render.notebook",)}
-STANDARD_LIBRARY_ONLY = ("collect", "simulate")
+STANDARD_LIBRARY_ONLY = ("collect", "simulate", "desync")
 
 
 def room_of_import(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The collector as a few lines of the job's own code: collect, step and metric."""
+"""The collector as a few lines of the job's own code: collect, step, metric and dump."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any
 
 from rankscope.collect import run as runs
 from rankscope.collect.profile import steps
+from rankscope.collect.requests import ASKED
 from rankscope.collect.run import Run
 from rankscope.collect.settings import Settings
 from rankscope.collect.telling import tell_line
 
 _STARTUP = "rankscope.collect.launching.startup"
 _ENDS_IN_ORDER = (SystemExit, GeneratorExit)
+_DUMPED = ("stacks", "desync", "recorder")
 # torch reads these when the first process group is made; all else is set where it is collected.
 _OF_RECORDER = ("TORCH_FR_", "TORCH_NCCL_")
 
@@ -70,6 +73,23 @@ def metric(name: str, value: Any, step: int | None = None) -> None:
             part.tell(name, value, run.n_steps + steps.is_by_hand() if step is None else step)
 
 
+def dump(seconds: float = 30.0) -> list[Path]:
+    """Writes what the recorders and the stacks show now, and goes on. Every file in the list is whole.
+
+    The collector's own thread writes; the caller waits at most `seconds` for it. Empty where nothing is collected, or
+    where it takes longer: then the files come later.
+    """
+    run = runs.current() or _asked_for_by_launcher()
+    if run is None or run.has_ended:
+        return []
+    done = threading.Event()
+    run.request_dump(f"{ASKED}rankscope.dump()", done.set)
+    if not done.wait(seconds):
+        return []
+    written = [run.folder / got["file"] for got in run.describe()["got"] if got["what"] in _DUMPED]
+    return [path for path in written if path.exists()]
+
+
 class Collection:
     """What is being collected. It ends with the block or with stop(), whichever comes first."""
 
@@ -90,6 +110,10 @@ class Collection:
     def metric(self, name: str, value: Any, step: int | None = None) -> None:
         """As rankscope.metric()."""
         metric(name, value, step)
+
+    def dump(self, seconds: float = 30.0) -> list[Path]:
+        """As rankscope.dump()."""
+        return dump(seconds)
 
     def stop(self) -> None:
         """Publishes the files and takes the collector's hooks out of torch. A second call changes nothing."""

@@ -47,6 +47,8 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("rankscope.collect.launching.torch_logs", "TorchLogs", ("logs", "compile_log")),
     ("rankscope.collect.launching.nsys", "Nsys", ("nsys",)),
     ("rankscope.collect.debug.server", "DebugServer", ("debug_port",)),
+    ("rankscope.collect.requests", "Requests", ("stacks", "recorder", "desync")),
+    ("rankscope.collect.dumps.cpp_stacks", "CppStacks", ("cpp_stacks",)),  # takes longest: all else is written by then
 )
 
 
@@ -74,7 +76,8 @@ class Run:
         self._begin_lock, self._busy = threading.Lock(), threading.RLock()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rankscope", daemon=True)
-        self._requested: list[str] = []
+        self._requested: list[tuple[str, Callable[[], object] | None]] = []
+        self._dumped: dict[str, Any] | None = None  # the last dump, as the manifest tells it
 
     def begin(self, rank: int, world_size: int, local_rank: int) -> None:
         """The process is a rank of the job. Everything that was asked for starts; a second call changes nothing."""
@@ -116,21 +119,26 @@ class Run:
             for part in self._parts:
                 self._call(part, part.joined, is_fatal=True)
 
-    def request_dump(self, reason: str) -> None:
-        """Has the collector's thread dump soon. Safe in a signal handler."""
-        self._requested.append(reason)
+    def request_dump(self, reason: str, done: Callable[[], object] | None = None) -> None:
+        """Has the collector's thread dump soon, and call `done`. Safe in a signal handler."""
+        self._requested.append((reason, done))
         self._wake.set()
 
-    def dump(self, reason: str) -> None:
-        """Writes what every part knows now."""
+    def dump(self, reason: str, request: str = "") -> bool:
+        """Writes what every part knows now. When all is written the manifest names it, and the request it answers.
+
+        False if nothing was dumped: the run has ended, or another dump does not.
+        """
         if not self._is_ours() or not self._busy.acquire(timeout=_LOCK_SECONDS):
-            return
+            return False
         try:
             for part in self._parts:
                 self._call(part, part.dump, reason)
+            self._dumped = {"reason": reason[:500], "request": request, "time_ns": time.time_ns()}
             self._write_manifest_or_tell()
         finally:
             self._busy.release()
+        return True
 
     def finish(self) -> None:
         """The job ends: the last dump, then every part closes. A second call changes nothing."""
@@ -211,7 +219,9 @@ class Run:
             self._wake.wait(TICK_SECONDS)
             self._wake.clear()
             while self._requested and not self.has_ended:
-                self.dump(self._requested.pop(0))
+                reason, done = self._requested.pop(0)
+                if self.dump(reason) and done is not None:
+                    done()
             with self._busy:
                 for part in () if self.has_ended else self._parts:
                     self._call(part, part.tick, is_fatal=True)
@@ -254,6 +264,7 @@ class Run:
             "clock_offset_ns": self.clock_offset_ns,
             "clock_error_ns": self.clock_error_ns,
             "n_steps": self.n_steps,
+            "dumped": self._dumped,
             "asked": dataclasses.asdict(self.settings),
             "got": [{"what": what, "file": name, "n_bytes": self._size(name)} for name, what in got.items()],
             "problems": [

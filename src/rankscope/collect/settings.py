@@ -27,6 +27,7 @@ class Settings:
     metrics: bool = True
     compile_log: bool = True
     desync: bool = False
+    cpp_stacks: bool = False  # C++ frames with the stacks of stalls and requests
     nsys: bool = False
     logs: str = ""  # as TORCH_LOGS takes them
     debug_port: int = 0  # of torch's debug server; 0: not started

@@ -169,6 +169,18 @@ def native_frames(captured: Any) -> list[dict[str, Any]]:
     return [frame for frame in found if "::" in frame["name"] and not frame["name"].startswith(_CAPTURING)]
 
 
+def combined_frames() -> list[dict[str, Any]]:
+    """Of the calling thread, innermost first, C++ and Python together, as torch orders them."""
+    from torch._C._profiler import gather_traceback, symbolize_tracebacks
+
+    from rankscope.collect.dumps.recorder import inductor_left_out
+
+    captured = gather_traceback(python=True, script=True, cpp=True)
+    with inductor_left_out():
+        found: list[dict[str, Any]] = symbolize_tracebacks([captured])[0]
+    return found
+
+
 def stack_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"#{index} {frame['name']} from {frame['filename']}:{frame['line']}" for index, frame in enumerate(found)]
 

@@ -119,7 +119,7 @@ def _status(name: str) -> dict[str, dict[str, str]] | None:
 
 
 def _dump(dumper: Callable[..., bytes]) -> bytes:
-    with _one_at_a_time, _inductor_left_out():
+    with _one_at_a_time, inductor_left_out():
         try:
             return dumper(includeCollectives=True, includeStackTraces=True, onlyActive=False)
         except TypeError:
@@ -151,7 +151,7 @@ class _NotImportedYet(types.ModuleType):
 
 
 @contextlib.contextmanager
-def _inductor_left_out() -> Iterator[None]:
+def inductor_left_out() -> Iterator[None]:
     """Keeps torch from importing its compiler to look for frames of compiled code, where nothing was compiled.
 
     The look at the attribute torch._inductor alone imports it: two seconds of CPU, in a job that may be dying, and for

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -32,8 +32,10 @@ _OWN_THREAD = re.compile(
     r'rankscope.collect.[^"]*\.py", line \d+ in \w+\n'
     r'(?:  File ".*threading\.py", line \d+ in run\n)?  File ".*threading\.py", line \d+ in _bootstrap_inner\n'
 )
-# In a thread of the job: the collector's signal handler, and what that waits in.
-_OWN_HANDLER = re.compile(r'\A(?:.*\n)*  File ".*rankscope.collect.dumps.endings\.py", line \d+ in _handle\n')
+# In a thread of the job: the collector's signal handler, or rankscope.dump(), and what these wait in.
+_OWN_HANDLER = re.compile(
+    r'\A(?:.*\n)*  File ".*rankscope.collect.(?:dumps.endings\.py", line \d+ in _handle|api\.py", line \d+ in dump)\n'
+)
 _TIMEOUT = re.compile(r"^Timeout \([0-9:.]+\)!\n", re.MULTILINE)
 
 
@@ -80,13 +82,24 @@ class Stacks(Part):
         for why, stacks in told:
             header = section_header(self.run.rank, os.getpid(), time.time(), why)
             self._sections.append(f"{header}\n{_tidied(stacks, names)}\n")
-        text = "".join(self._sections)
-        self.run.publish(self.NAME, self._name, lambda path: _write(path, text), replace=True)
+        self._publish()
+
+    def deepen(self, change: Callable[[str, Callable[[], str]], str]) -> None:
+        """Has `change` add to the newest section. It gets the section's stacks, and a way to print them again."""
+        if self._sections:
+            header, _, stacks = self._sections[-1].partition("\n")
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            self._sections[-1] = f"{header}\n{change(stacks, lambda: _tidied(self._now(), names))}\n"
+            self._publish()
 
     def close(self) -> None:
         if self._printer is not None:
             self._printer.close()
             self._printer = None
+
+    def _publish(self) -> None:
+        text = "".join(self._sections)
+        self.run.publish(self.NAME, self._name, lambda path: _write(path, text), replace=True)
 
     def _now(self) -> str:
         aside = self.run.aside(f"{self._name}.now")

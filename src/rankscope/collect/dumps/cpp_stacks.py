@@ -1,0 +1,93 @@
+"""Frames in C and C++ for the stacks of a dump: `#0 func from file:line`, first those in C++, then those in Python.
+
+Only for stalls and on request: finding the names takes a second of CPU. Threads are neither stopped nor signaled; one
+that runs, and does not wait in the kernel, keeps its frames in Python alone.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from rankscope.collect.dumps.stacks import COLLECTOR, ON_REQUEST, Stacks
+from rankscope.collect.native.frames import NativeFrame, native_stacks
+from rankscope.collect.part import Part
+from rankscope.collect.requests import ASKED
+
+_STALLED = "no collective has finished"
+_SECONDS = 10.0  # for all threads; after that functions stay without names
+_MAX_THREADS = 32
+_IDENT = re.compile(r"(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)[ :]")
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)$')
+_INTERPRETER = "_PyEval_EvalFrame"
+# Waits for the interpreter's lock, which whoever looks is holding: it would run if nobody looked.
+_WANTS_TO_RUN = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGILState_Ensure")
+
+
+class CppStacks(Part):
+    NAME = "cpp_stacks"
+
+    def start(self) -> None:
+        if not is_supported():
+            hint = "py-spy dump --native --pid PID prints them where it is installed"
+            self.run.problem(self.NAME, "C++ frames are read on Linux on x86-64 only", hint)
+
+    def dump(self, reason: str) -> None:
+        stacks = self.run.part(Stacks.NAME)
+        if isinstance(stacks, Stacks) and is_supported() and is_wanted(reason):
+            stacks.deepen(with_native)
+
+
+def is_supported() -> bool:
+    return sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+def is_wanted(reason: str) -> bool:
+    """Not when the job is about to end: it must not wait for names."""
+    return reason == ON_REQUEST or reason.startswith((_STALLED, ASKED))
+
+
+def with_native(printed: str, print_again: Callable[[], str]) -> str:
+    """The stacks as printed, those of threads that wait in C with their frames in C++.
+
+    A thread that stands elsewhere when all are printed again has moved meanwhile: its halves do not belong together.
+    """
+    before = _stacks(printed)
+    threads = _native_ids()
+    found = native_stacks([threads[ident] for ident in before if ident in threads][:_MAX_THREADS], _SECONDS)
+    after = _stacks(print_again())
+    kept = []
+    for ident, stack in before.items():
+        native = found.get(threads.get(ident, -1))
+        kept.append(_mixed(stack, native) if native and after.get(ident) == stack else stack)
+    return "\n".join(kept)
+
+
+def _stacks(printed: str) -> dict[int, str]:
+    found = {}
+    for stack in printed.split("\n\n"):
+        if header := _IDENT.match(stack):
+            found[int(header["ident"], 16)] = stack.rstrip("\n") + "\n"
+    return found
+
+
+def _native_ids() -> Mapping[int, int]:
+    """Of the job's threads, the main one first."""
+    own = (thread for thread in threading.enumerate() if not thread.name.startswith(COLLECTOR))
+    ordered = sorted(own, key=lambda thread: thread is not threading.main_thread())
+    return {thread.ident: thread.native_id for thread in ordered if thread.ident and thread.native_id}
+
+
+def _mixed(stack: str, native: Sequence[NativeFrame]) -> str:
+    header, *lines = stack.rstrip("\n").split("\n")
+    first = next((at for at, frame in enumerate(native) if frame.function.startswith(_INTERPRETER)), len(native))
+    if any(frame.function.startswith(_WANTS_TO_RUN) for frame in native[:first]):
+        return stack
+    frames = [(frame.function, frame.file, "0") for frame in native[:first]]
+    python = filter(None, map(_FRAME.match, lines))
+    frames += [(found["function"], found["file"], found["line"].replace("?", "") or "0") for found in python]
+    text = "".join(f"#{at} {function} from {file}:{line}\n" for at, (function, file, line) in enumerate(frames))
+    return f"{header}\n{text}"

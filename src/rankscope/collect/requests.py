@@ -1,0 +1,83 @@
+"""A dump on request while the job runs: somebody leaves a file in the run's folder, and each rank answers in its part
+of the manifest when all of its files are written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+
+from rankscope.collect import manifest
+from rankscope.collect.part import Part
+from rankscope.collect.run import Run
+
+NAME = "snapshot.request"
+ASKED = "asked by "  # begins the reason of a dump that somebody wanted
+_SHORTEST_SECONDS = 0.5
+_RANKS_PER_SECOND = 1000  # that look at a folder they may share
+_MAX_BYTES = 4096
+
+
+class Requests(Part):
+    NAME = "requests"
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._path = run.folder / NAME
+        self._interval = max(_SHORTEST_SECONDS, run.world_size / _RANKS_PER_SECOND)
+        self._next_look = 0.0
+        self._seen: tuple[int, int] | None = None
+        self._answered = ""
+
+    def start(self) -> None:
+        self._seen = self._look()  # one that was left behind is not for this run
+        self._answered = self._wanted() if self._seen else ""
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + self._interval
+        look = self._look()
+        if look is None or look == self._seen:
+            return
+        self._seen = look
+        wanted = self._wanted()
+        if wanted and wanted != self._answered:
+            self._answered = wanted
+            self.run.dump(f"{ASKED}rankscope snapshot", wanted)
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def _wanted(self) -> str:
+        try:
+            with self._path.open("rb") as file:
+                value = json.loads(file.read(_MAX_BYTES))
+        except (OSError, ValueError):  # taken away, or written by somebody else
+            return ""
+        return str(value.get("id", ""))[:100] if isinstance(value, dict) else ""
+
+
+def ask(place: Path) -> str:
+    """Asks all ranks that write into this folder for a dump; returns what they answer with. OSError: it cannot."""
+    name = uuid.uuid4().hex
+    partial = manifest.unique_beside(place / NAME)
+    try:
+        partial.write_text(json.dumps({"id": name, "time_ns": time.time_ns()}) + "\n", encoding="utf-8")
+        os.replace(partial, place / NAME)
+    finally:
+        partial.unlink(missing_ok=True)
+    return name
+
+
+def take_back(place: Path) -> None:
+    """The file is of no use to anybody any more."""
+    (place / NAME).unlink(missing_ok=True)
