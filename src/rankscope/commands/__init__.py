@@ -9,5 +9,5 @@ from __future__ import annotations
 COMMANDS = (
     *("diagnose", "explain", "demo", "report", "timeline", "serve", "compare"),
     *("fr", "compile", "metrics", "link", "chakra", "query", "export", "tables"),
-    *("record", "logs", "desync", "attach", "completion"),
+    *("record", "snapshot", "logs", "desync", "attach", "completion"),
 )

@@ -57,7 +57,7 @@ def run(args: Namespace) -> int:
     job = find_job(args.urls, args.timeout)
     before = _visit(job, args, None) if args.watch else None
     if before:
-        _wait_until(before.moment + args.watch)
+        wait_until(before.moment + args.watch)
     after = _visit(job, args, args.output)
     report = pipeline.diagnose(after.trace)
     progress = None
@@ -68,7 +68,7 @@ def run(args: Namespace) -> int:
     return exit_code(report, "error")
 
 
-def _wait_until(moment: float) -> None:
+def wait_until(moment: float) -> None:
     import time
 
     time.sleep(max(moment - time.monotonic(), 0.0))
@@ -144,7 +144,7 @@ def _show(report: Report, workers: list[dict[str, Any]], progress: Progress | No
         live = {"workers": workers, "progress": msgspec.to_builtins(progress)}
         output.print_json({**msgspec.json.decode(text), "live": live})
         return
-    lines = [*_hole_lines(workers), *(_progress_lines(progress) if progress else ())]
+    lines = [*_hole_lines(workers), *(progress_lines(progress) if progress else ())]
     output.print_lines(map(escape, lines))
     output.print_lines(load_renderer("txt")(report, options))
 
@@ -175,7 +175,7 @@ def _noun(what: str) -> str:
     return {"calls": "its calls", "own_calls": "the calls that rankscope saw", "stacks": "its stacks"}[what]
 
 
-def _progress_lines(progress: Progress) -> Iterator[str]:
+def progress_lines(progress: Progress) -> Iterator[str]:
     from rankscope.model.finding import ranks_phrase
 
     advanced = progress.in_state("advanced")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -18,16 +18,19 @@ _SAME_SIGNAL_S = 0.25  # timeout(1) signals its child and then the child's group
 _KILLED = 128  # what shells add to the number of the signal that ended a command
 
 
-def run_job(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def run_job(command: Sequence[str], environment: Mapping[str, str], on_request: Callable[[], None]) -> int:
     """The exit code of the command, 128 + n when signal n killed it. OSError: it cannot be started.
 
+    SIGUSR2 is not for the job, of which it would end what does not expect it: `on_request` is called.
     The job has its own process group: Ctrl-C on the terminal comes to us alone, and is passed on once, to all of it.
     """
     job = _Job()
-    previous = {number: signal.getsignal(number) for number in (*_PASSED_ON, signal.SIGTSTP)}
+    handlers = {**dict.fromkeys(_PASSED_ON, job.pass_on), signal.SIGTSTP: job.suspend}
+    handlers[signal.SIGUSR2] = lambda number, frame: on_request()
+    previous = {number: signal.getsignal(number) for number in handlers}
     for number, handler in previous.items():
         if handler is not signal.SIG_IGN:  # as nohup has set it: the job ignores it as well
-            signal.signal(number, job.suspend if number == signal.SIGTSTP else job.pass_on)
+            signal.signal(number, handlers[number])
     try:
         sys.stdout.flush()
         job.start(command, environment)

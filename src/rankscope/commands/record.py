@@ -33,6 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     what.add_argument("--only", metavar="WHAT", type=_kinds, action="append", help="these alone: kineto,metrics")
     what.add_argument("--no", metavar="WHAT", type=_kinds, action="append", help="not these")
     what.add_argument("--desync", action="store_true", help="each collective's start and end, in the job's own store")
+    what.add_argument("--cpp-stacks", action="store_true", help="C++ frames with the stacks of stalls and of requests")
     what.add_argument("--nsys", action="store_true", help="run each rank under Nsight Systems")
     what.add_argument("--logs", metavar="NAMES", default="", help="as TORCH_LOGS takes them; see rankscope logs")
     what.add_argument(
@@ -109,6 +110,7 @@ def read_settings(args: Namespace) -> Settings:
     chosen: dict[str, Any] = {
         "logs": args.logs.replace(" ", ""),
         "debug_port": args.debug_server,
+        "cpp_stacks": args.cpp_stacks,
         "with_stack": args.with_stack,
         "shapes": not args.no_shapes,
         "memory": args.memory,
@@ -226,9 +228,23 @@ def _run_job(command: list[str], wanted: Settings, about: dict[str, Any]) -> int
         _tell("nsys is not on the PATH: nothing comes from Nsight Systems, all else goes on")
     manifest.write_whole(Path(wanted.folder), about)
     try:
-        return run_job(command, environment.variables)
+        return run_job(command, environment.variables, lambda: _ask_ranks(Path(wanted.folder)))
     except OSError as error:
         raise UsageError(f"cannot run {command[0]}: {error.strerror or error}", "check its permissions") from None
+
+
+def _ask_ranks(folder: Path) -> None:
+    """Somebody sent SIGUSR2 to the launcher: the ranks are asked for what they know, and the job goes on."""
+    from rankscope.collect import requests
+    from rankscope.collect.launching.folders import newest_place
+
+    try:
+        place = newest_place(folder)
+        requests.ask(place)
+    except OSError as error:
+        _tell(f"the ranks cannot be asked: {error.strerror or error}")
+    else:
+        _tell(f"the ranks were asked for a dump into {place}")
 
 
 def _diagnose(folder: Path) -> None:
@@ -236,13 +252,13 @@ def _diagnose(folder: Path) -> None:
     from contextlib import redirect_stdout
 
     from rankscope.cli import build_parser
-    from rankscope.collect.launching.folders import places
+    from rankscope.collect.launching.folders import newest_place
     from rankscope.collect.manifest import read_parts
 
-    written = [place for place in places(folder) if read_parts(place)]
-    if not written:
+    place = newest_place(folder)
+    if not read_parts(place):
         return
-    args = build_parser().parse_args(["diagnose", str(written[-1])])
+    args = build_parser().parse_args(["diagnose", str(place)])
     try:
         with redirect_stdout(sys.stderr):
             sys.stderr.write("\n")

@@ -61,6 +61,12 @@ def places(folder: Path) -> list[Path]:
     return [folder, *sorted(attempts, key=lambda path: int(path.name[8:]))]
 
 
+def newest_place(folder: Path) -> Path:
+    """Where the ranks of the newest attempt write."""
+    written = [place for place in places(folder) if manifest.read_parts(place)]
+    return written[-1] if written else folder
+
+
 def has_rank_since(folder: Path, time_ns: int) -> bool:
     """Whether some process of the run was a rank at that time or later."""
     parts = (part for place in places(folder) for part in manifest.read_parts(place))

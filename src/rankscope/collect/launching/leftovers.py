@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope.collect import manifest
+from rankscope.collect import manifest, requests
 from rankscope.collect.dumps import stacks
 from rankscope.collect.files import PARTIAL
 from rankscope.collect.launching import folders, nsys
@@ -45,6 +45,7 @@ def finish(folder: Path, run: Mapping[str, Any]) -> None:
         for part in manifest.read_parts(place):
             if part.get("host") == socket.gethostname() and not _is_running(part):
                 manifest.write_part(place, part["rank"], _completed(place, part))
+        requests.take_back(place)
         manifest.write_whole(place, about)
 
 
