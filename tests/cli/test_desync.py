@@ -180,6 +180,40 @@ def test_the_world_size_is_told_by_the_addresses_of_gloo(ask: Callable[..., Answ
     assert ask(values, "--json").json["groups"][0]["never_joined"] == [1, 2]
 
 
+def test_the_world_size_is_told_by_the_agents_of_torchrun(ask: Callable[..., Answer]) -> None:
+    values = state(f"{GROUP}cuda//NCCL", 0, 1) | state(f"{GROUP}cuda//NCCL", 1, 1)
+    agents = {f"none/torchelastic/assigned_ranks/{node}": f"[{2 * node}, 4, {2 * node}, 4]".encode() for node in (0, 1)}
+    record = ask(values | agents, "--json").json
+    assert record["groups"][0]["never_joined"] == [2, 3]
+    assert record["notes"] == []
+
+
+@pytest.mark.parametrize("told", [b"[0, 4]", b"[0, 9000000, 0, 4]", b"[0, -1, 0, 4]", b"x", b"[" * 5000], ids=repr)
+def test_agents_that_tell_nonsense_tell_nothing(ask: Callable[..., Answer], told: bytes) -> None:
+    values = state(f"{GROUP}cuda//NCCL", 0, 1) | {"none/torchelastic/assigned_ranks/0": told}
+    record = ask(values, "--json").json
+    assert record["groups"][0]["group"]["size"] == 1
+    assert len(record["notes"]) == 1
+
+
+def test_agents_of_two_sizes_tell_nothing(ask: Callable[..., Answer]) -> None:
+    """One of them is of the time before the job was given more nodes."""
+    values = state(f"{GROUP}cuda//NCCL", 0, 1) | {"a/torchelastic/assigned_ranks/0": b"[0, 4, 0, 4]"}
+    record = ask(values | {"a/torchelastic/assigned_ranks/1": b"[4, 8, 4, 8]"}, "--json").json
+    assert record["groups"][0]["never_joined"] == []
+
+
+def test_ranks_that_cannot_be_seen_are_told(ask: Callable[..., Answer]) -> None:
+    values = state(f"{GROUP}cuda//NCCL", 0, 1) | state(f"{GROUP}cuda//NCCL", 1, 1)
+    answer = ask(values)
+    assert answer.out.startswith(
+        "the store does not tell how many ranks group 0 has; one after rank 1 of it that never joined a collective "
+        "cannot be seen: give --world-size\n"
+    )
+    assert "cannot be seen" not in ask(values, "--world-size", "2").out
+    assert "cannot be seen" not in ask(tracked(WORLD, behind=1)).out, "rankscope's tracker tells"
+
+
 def test_groups_are_told_each_and_judged_together(ask: Callable[..., Answer]) -> None:
     """Ranks 0 and 3 wait in the world's group, 1 in a pair for 2, which is the one that is stuck."""
     values = tracked((0, 3)) | tracked((1, 2), "4", (2, 1), behind=2)

@@ -19,6 +19,8 @@ _DEFAULT = "default_pg"
 _ATTEMPT = re.compile(r"(?:^|/)attempt_(\d{1,6})/")
 # The addresses that gloo's ranks leave for each other tell how many they are.
 _GLOO_RANK = re.compile(r"(?P<prefix>(?:.*/)?)cpu//0/(?P<rank>\d{1,7})")
+# What torchrun's agents agree on, where the job shares their store: of each node its first rank, and the world's size.
+_AGENTS_RANKS = re.compile(r"(?:.*/)?torchelastic/assigned_ranks/\d{1,6}")
 _MAX_SIZE = 1 << 17
 _PROBED_RANKS = 64
 _PROBED_ATTEMPTS = 8
@@ -93,6 +95,7 @@ class TrackedGroup:
     state: GroupState
     backend: str  # of torch's own tracker; empty for rankscope's
     details: dict[int, Detail]  # by rank in the group
+    is_size_known: bool  # else it has as many ranks as made a call: one beyond them that never did is not missed
 
     @property
     def group(self) -> Group:
@@ -165,17 +168,31 @@ def find_groups(store: TcpStore, wanted: Wanted) -> Found:
         if tracker.attempt == newest and key.rank < _MAX_SIZE:
             n_ranks[tracker] = max(n_ranks.get(tracker, 0), key.rank + 1)
     sizes = _gloo_sizes(listed or ())
+    if not wanted.world_size:
+        wanted = wanted._replace(world_size=_agents_size(source, newest))
     groups: list[TrackedGroup] = []
     n_states = 0
     for tracker, n_seen in sorted(n_ranks.items()):
-        size = max(n_seen, sizes.get(tracker.of_group, 0))
+        told = sizes.get(tracker.of_group, 0)
+        size = max(n_seen, told)
         n_states += size
         if n_states > _MAX_STATES:
             notes.append(f"{len(n_ranks) - len(groups)} groups are left out: the store has more than any job's")
             break
-        groups.append(_read_tracker(source, tracker, size, wanted))
+        groups.append(_read_tracker(source, tracker, _Size(size, bool(told)), wanted))
     chosen = [each for each in groups if wanted.group in ("", each.group.name, each.group.desc)]
+    notes += _unseen(chosen)
     return Found(sorted(chosen, key=_order), notes, n_keys)
+
+
+def _unseen(groups: Iterable[TrackedGroup]) -> Iterator[str]:
+    """A report must not look complete where the last ranks may be missing from it."""
+    for tracked in groups:
+        group = tracked.group
+        if not tracked.is_size_known:
+            hint = ": give --world-size" if group.name == _WORLD else ""
+            last = f"one after rank {group.size - 1} of it that never joined a collective cannot be seen{hint}"
+            yield f"the store does not tell how many ranks group {group.name} has; {last}"
 
 
 def _order(tracked: TrackedGroup) -> tuple[int, str, str]:
@@ -198,6 +215,20 @@ def _gloo_sizes(keys: Iterable[str]) -> dict[str, int]:
         if found and int(found["rank"]) < _MAX_SIZE:
             sizes[found["prefix"]] = max(sizes.get(found["prefix"], 0), int(found["rank"]) + 1)
     return sizes
+
+
+def _agents_size(source: _Source, attempt: int) -> int:
+    """The ranks of the job, as torchrun's agents have assigned them; 0 where they do not tell, or not the same."""
+    keys = [key for key in source.listed or () if _AGENTS_RANKS.fullmatch(key)]
+    if attempt > 0:  # the agents leave what they agreed on before: it may have been of another size
+        return 0
+    sizes = set()
+    for value in source.fetch(sorted(keys)[:_PROBED_RANKS]).values():
+        try:
+            sizes.add(msgspec.json.decode(value, type=tuple[int, int, int, int])[1])
+        except (msgspec.DecodeError, RecursionError):
+            return 0
+    return next(iter(sizes)) if len(sizes) == 1 and 0 < min(sizes) < _MAX_SIZE else 0
 
 
 # Servers that do not list their keys are asked for those that torch's and rankscope's trackers are known to write
@@ -228,8 +259,13 @@ def _known_paths(wanted: Wanted) -> Iterator[str]:
 # One group
 
 
-def _read_tracker(source: _Source, tracker: Tracker, size: int, wanted: Wanted) -> TrackedGroup:
-    path = tracker.prefix + tracker.key
+class _Size(NamedTuple):
+    n_ranks: int  # at least
+    is_known: bool
+
+
+def _read_tracker(source: _Source, tracker: Tracker, told_size: _Size, wanted: Wanted) -> TrackedGroup:
+    path, size = tracker.prefix + tracker.key, told_size.n_ranks
     details: dict[int, Detail] = {}
     if not tracker.is_torch:
         details = _read_details(source, path, size)
@@ -241,11 +277,11 @@ def _read_tracker(source: _Source, tracker: Tracker, size: int, wanted: Wanted) 
     if is_world:
         size = min(max(size, wanted.world_size), _MAX_SIZE)
         members, desc = tuple(range(size)), desc or (_DEFAULT if _DEFAULT in tracker.path else "")
+    is_size_known = told_size.is_known or bool(told) or (is_world and wanted.world_size > 0)
     group = Group(tracker.group, desc, size, members if len(members) == size else (), path)
     values = source.fetch(make(path, rank) for rank in range(size) for make in (start_key, end_key))
-    return TrackedGroup(
-        read_group(_Values(values), group), tracker.key.lower() if tracker.is_torch else "", _of_group(details, group)
-    )
+    backend = tracker.key.lower() if tracker.is_torch else ""
+    return TrackedGroup(read_group(_Values(values), group), backend, _of_group(details, group), is_size_known)
 
 
 def _read_details(source: _Source, path: str, size: int) -> dict[int, Detail]:
