@@ -57,7 +57,7 @@ class Survived(NamedTuple):
 def survive(scratch: Path, case: str, *arguments: str, folder: Path | None = None) -> Survived:
     """Runs a case without the collector and with it, and sees that its user could not tell which was which."""
     folder = folder or scratch / "traces"
-    settings = Settings(folder=str(folder), run_id="test", desync=True)
+    settings = Settings(folder=str(folder), run_id="test", desync=True, cpp_stacks=True)
     scripts = []
     for name, variables in (("without", {}), ("with", collected(settings, environment()))):
         own = scratch / name

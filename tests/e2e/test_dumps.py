@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 from launching import JOB_ENVIRONMENT, N_RANKS, Started, diagnose, run_forked
+
+from rankscope.collect.dumps.cpp_stacks import is_supported
 
 pytestmark = pytest.mark.e2e
 
@@ -101,3 +104,22 @@ def test_signals_while_ranks_wait_in_gloo(tmp_path: Path) -> None:
     assert "in ask_all_then_end_two\n" in ended.stacks(2)
     (error,) = diagnose(ended.folder).errors
     assert (error["rule"], error["ranks"]) == ("rank-stuck", [2])
+
+
+def test_a_snapshot_while_ranks_wait_in_gloo_shows_where_and_changes_nothing(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--fault", "snapshot", "--rank", "2")
+    assert ended.codes == [0] * N_RANKS, "the job goes on to its end"
+    answer = json.loads((tmp_path / "snapshot.json").read_text())
+    assert answer["live"]["silent"] == []
+    assert answer["live"]["progress"]["verdict"] == "hung"
+    (error,) = (finding for finding in answer["findings"] if finding["severity"] == "error")
+    assert (error["rule"], error["ranks"]) == ("rank-stuck", [2])
+    for rank in ALL_RANKS:
+        assert ended.reasons(rank) == ["asked by rankscope snapshot"] * 2
+    if is_supported():
+        for rank in (0, 1, 3):
+            frames = re.findall(r"^#\d+ (.*) from (.*):(\d+)$", ended.stacks(rank), re.MULTILINE)
+            functions = [function for function, _, _ in frames]
+            assert any(function.startswith("c10d::Work::wait(") for function in functions), functions
+            assert functions.index("average") > next(at for at, name in enumerate(functions) if "c10d::" in name)
+    assert ended.names() == dumps_of(*ALL_RANKS) | stacks_of(*ALL_RANKS) | MANIFEST

@@ -32,8 +32,9 @@ def test_times_and_counts_say_so_in_their_names() -> None:
 
 
 def test_rows_go_in_and_come_out() -> None:
-    table = Table.from_rows("frames", [{"frame_id": 3, "file": "a.py", "line": 7, "function": "f", "is_user": True}])
-    assert list(table.rows()) == [{"frame_id": 3, "file": "a.py", "line": 7, "function": "f", "is_user": True}]
+    given = {"frame_id": 3, "file": "a.py", "line": 7, "function": "f", "is_user": True, "language": "python"}
+    table = Table.from_rows("frames", [given])
+    assert list(table.rows()) == [given]
     assert table.array("line").dtype == np.int32
 
 

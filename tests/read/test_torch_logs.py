@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rankscope.errors import BadFileError, InputError
 from rankscope.model.tables import MISSING, Trace
-from rankscope.pipeline import load
+from rankscope.pipeline import diagnose, load
 from rankscope.read import torch_logs
 from rankscope.read.files import Source
 from rankscope.read.log_messages import id_columns
@@ -390,3 +390,37 @@ def test_no_text_is_too_odd(tmp_path: Path, pieces: list[bytes], cut: int) -> No
     except BadFileError:
         return
     assert {"compile_logs", "files"} <= {table.name for table in tables}
+
+
+def test_stacks_of_python_and_cpp_in_a_log_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(
+        "starting\n"
+        "[rank1]:[E1118 00:00:00 ProcessGroupNCCL.cpp:700] [Rank 1] Stack trace of the failed collective: \n"
+        "#0 all_reduce from /x/torch/distributed/distributed_c10d.py:2501\n"
+        "#1 train from /job/train.py:77\n"
+        "#2 c10d::Reducer::run(int) from /x/torch/lib/libtorch_cpu.so:0\n"
+        "\n"
+        "[rank0]: #0 load from /job/data.py:1\n"
+        "[rank2]: #0 other from /job/other.py:1\n"
+        "[rank0]: #1 train from /job/train.py:2\n"
+        "[rank0]: #7 is no frame of it from /job/train.py:2\n"
+        "we came from here: 1\n"
+    )
+    trace = load([str(log)])
+    rows = list(trace.table("thread_stacks").rows())
+    assert [(row["rank"], row["is_main"], row["line"]) for row in rows] == [(1, False, 3), (0, False, 7), (2, False, 8)]
+    assert rows[0]["reason"].endswith("[Rank 1] Stack trace of the failed collective:")
+    frames = list(trace.table("frames").rows())
+    assert [(row["function"], row["is_user"], row["language"]) for row in frames] == [
+        ("all_reduce", False, "python"),
+        ("train", True, "python"),
+        ("c10d::Reducer::run(int)", False, "c++"),
+        ("load", True, "python"),
+        ("train", True, "python"),
+        ("other", True, "python"),
+    ]
+    report = diagnose(trace)
+    assert not report.findings
+    [check] = [check for check in report.checks if check.rule == "rank-elsewhere"]
+    assert (check.status, check.why) == ("skipped", "no stack is known to be that of a rank's main thread")

@@ -178,6 +178,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         line      int32  Line.
         function  text   Function.
         is_user   bool   False for frames of torch, of Python itself and of launchers.
+        language  text   python or c++, where the file tells; frames of libraries have no line.
         """,
     ),
 )

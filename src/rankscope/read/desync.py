@@ -14,6 +14,7 @@ import numpy as np
 
 from rankscope.errors import BadFileError
 from rankscope.model.tables import MISSING, Table
+from rankscope.read import printed_stacks
 from rankscope.read.desync_text import MAX_LINE, TITLE, TORCH_MARK, DesyncText, state_rows
 from rankscope.read.files import Source
 from rankscope.read.recorder_entries import entry_columns
@@ -41,6 +42,8 @@ def read(source: Source) -> Iterator[Table]:
         )
     rank = text.rank if text.rank != MISSING else source.rank
     yield states
+    if not text.has_own:
+        yield from printed_stacks.in_output(source)
     row = {**source.file_columns(), "source": NAME, "rank": rank, "host": text.host, "status": "read"}
     if problem or text.is_cut:
         row.update(status="damaged", problem=problem or "is cut short: the end of the report is missing", hint=CUT_HINT)

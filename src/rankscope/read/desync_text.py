@@ -21,7 +21,7 @@ _MAX_RANKS = 1 << 20
 
 _NUMBERS = r"\[(?P<ranks>[\d, -]*)\]"
 # What launchers put before each line of a rank: torch and torchrun's tee, srun --label.
-_LAUNCHER = re.compile(r"(?:\[(?:rank|default)(?P<rank>\d{1,9})\]:|(?P<task>\d{1,9}): )")
+LAUNCHER = re.compile(r"(?:\[(?:rank|default)(?P<rank>\d{1,9})\]:|(?P<task>\d{1,9}): )")
 _HEADER = re.compile(
     r"rankscope desync report, (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) UTC, "
     r"(?:rank (?P<rank>\d{1,9}) of \d{1,9} on host (?P<host>\S+)|.*)"
@@ -119,6 +119,11 @@ class DesyncText:
         self._open: dict[str, GroupReport] = {}  # by what the launcher put before the lines
         self._groups: dict[str, _Spoken] = {}  # the same: the group that torch spoke of last
 
+    @property
+    def has_own(self) -> bool:
+        """It is rankscope's own report, or has one of them."""
+        return any(report.origin == "rankscope" for report in self.reports)
+
     def read(self, lines: Iterable[bytes]) -> None:
         """Of lines that are cut at MAX_LINE bytes. What was read when they end, or fail to come, is kept."""
         try:
@@ -134,7 +139,7 @@ class DesyncText:
             self.is_cut |= len(line) < MAX_LINE
             return
         text = line.decode("utf-8", "replace").rstrip("\r\n")
-        launcher = _LAUNCHER.match(text)
+        launcher = LAUNCHER.match(text)
         key, text = (launcher.group(), text[launcher.end() :]) if launcher else ("", text)
         if found := _HEADER.fullmatch(text):
             self._begin_own(found)
@@ -144,10 +149,10 @@ class DesyncText:
         elif self.is_own and (found := _GROUP.match(text)):
             self._begin_group(key, found)
         elif not self.is_own and _TIMEOUT.fullmatch(text):
-            self._begin_torch(key, _rank_of(launcher))
+            self._begin_torch(key, launcher_rank(launcher))
         elif found := _TORCH_GROUP.search(text):
             # torch itself puts the rank before the first line of a message only.
-            self._groups[key] = self._groups[""] = _Spoken(_rank_of(launcher), found["name"], found["desc"])
+            self._groups[key] = self._groups[""] = _Spoken(launcher_rank(launcher), found["name"], found["desc"])
         report = self._open.get(key)
         if report is not None and not report.add_line(text) and not _GROUP.match(text):
             del self._open[key]
@@ -174,7 +179,7 @@ class DesyncText:
         self.reports.append(self._open[key])
 
 
-def _rank_of(launcher: re.Match[str] | None) -> int:
+def launcher_rank(launcher: re.Match[str] | None) -> int:
     return int(launcher["rank"] or launcher["task"]) if launcher else MISSING
 
 

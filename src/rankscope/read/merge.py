@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.model.tables import MISSING, Array, Table, concat
 from rankscope.read.recorder_entries import stack_table
+from rankscope.read.recorder_shapes import frame_row
 
 _WITH_STACKS = {"collectives", "thread_stacks"}
 
@@ -20,7 +21,6 @@ class Merger:
     parts: dict[str, list[Table]] = field(default_factory=dict)
     _frames: dict[tuple[str, int, str], int] = field(default_factory=dict)
     _stacks: dict[tuple[int, ...], int] = field(default_factory=dict)
-    _is_user: list[bool] = field(default_factory=list)
 
     def add(self, tables: Sequence[Table]) -> None:
         by_name = {table.name: table for table in tables}
@@ -33,16 +33,10 @@ class Merger:
                 self.parts.setdefault(name, []).append(table)
 
     def _renumbered(self, table: Table, frames: Table, stacks: Table) -> Table:
-        frame_ids = []
-        is_user = frames.array("is_user").tolist()
         keys = zip(
             frames.text("file").tolist(), frames.array("line").tolist(), frames.text("function").tolist(), strict=True
         )
-        for position, key in enumerate(keys):
-            number = self._frames.setdefault(key, len(self._frames))
-            if number == len(self._is_user):
-                self._is_user.append(is_user[position])
-            frame_ids.append(number)
+        frame_ids = [self._frames.setdefault(key, len(self._frames)) for key in keys]
         stack_frames: dict[int, list[int]] = {}
         for stack, frame in zip(stacks.array("stack_id").tolist(), stacks.array("frame_id").tolist(), strict=True):
             stack_frames.setdefault(stack, []).append(frame_ids[frame])
@@ -60,11 +54,7 @@ class Merger:
         merged = {name: concat(name, parts) for name, parts in self.parts.items()}
         self.parts.clear()
         merged["frames"] = Table.from_rows(
-            "frames",
-            [
-                {"frame_id": number, "file": file, "line": line, "function": function, "is_user": self._is_user[number]}
-                for (file, line, function), number in self._frames.items()
-            ],
+            "frames", [frame_row(number, *place) for place, number in self._frames.items()]
         )
         merged["stacks"] = stack_table(self._stacks)
         return merged

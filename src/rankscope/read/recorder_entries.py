@@ -17,7 +17,7 @@ import numpy as np
 from rankscope.model.tables import MISSING, SCHEMA, Array, Table, Text
 from rankscope.read.coalesced import mark_coalesced
 from rankscope.read.files import Source
-from rankscope.read.recorder_shapes import SHAPE_FIELDS, completed_entry, describe_shape, is_user_frame, plain_text
+from rankscope.read.recorder_shapes import SHAPE_FIELDS, completed_entry, describe_shape, frame_row, plain_text
 
 Entry = dict[str, Any]
 Fields = dict[str, Sequence[Any]]
@@ -161,16 +161,11 @@ def stack_tables(stacks: Sequence[Sequence[Any]]) -> tuple[Array, Table, Table, 
         )
         for example in examples
     ]
-    is_user = [is_user_frame(file) for file, _, _ in frame_ids]
+    rows = [frame_row(number, *place) for place, number in frame_ids.items()]
+    is_user = [row["is_user"] for row in rows]
     sites = [next((frame for frame in stack if is_user[frame]), stack[0] if stack else MISSING) for stack in stack_ids]
-    frame_table = Table.from_rows(
-        "frames",
-        [
-            {"frame_id": number, "file": file, "line": line, "function": function, "is_user": is_user[number]}
-            for (file, line, function), number in frame_ids.items()
-        ],
-    )
-    return np.array(numbers, np.int32)[row_codes], stack_table(stack_ids), frame_table, np.array(sites, np.int32)
+    frames = Table.from_rows("frames", rows)
+    return np.array(numbers, np.int32)[row_codes], stack_table(stack_ids), frames, np.array(sites, np.int32)
 
 
 def _distinct_stacks(stacks: Sequence[Sequence[Any]]) -> tuple[list[int], Array]:

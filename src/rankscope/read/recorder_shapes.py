@@ -136,6 +136,26 @@ _NOT_USER = re.compile(
 )
 
 
+_NATIVE = re.compile(r"^\?\?|\.(c|cc|cpp|cu|cuh|h|hpp|S|so)(\.\d+)*$")
+
+
+def frame_row(number: int, file: str, line: int, function: str) -> dict[str, object]:
+    """A row of the table frames."""
+    is_python = file.startswith("<") or file.endswith(".py")
+    # Programs have no ending by which to know them, but a frame of Python has its line.
+    is_native = not is_python and bool(file) and (line <= 0 or bool(_NATIVE.search(file)))
+    language = "c++" if is_native else "python" if file else ""
+    is_user = not is_native and is_user_frame(file)
+    return {
+        "frame_id": number,
+        "file": file,
+        "line": line,
+        "function": function,
+        "is_user": is_user,
+        "language": language,
+    }
+
+
 @functools.lru_cache(maxsize=1 << 16)  # the same few files are on every stack
 def is_user_frame(file: str) -> bool:
     """False for frames of torch, of Python's own library and of launchers."""

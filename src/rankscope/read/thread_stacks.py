@@ -61,6 +61,12 @@ def read(source: Source) -> Iterator[Table]:
     yield Table.from_rows("files", [row])
 
 
+def stack_tables_of(source: Source, sections: list[Section]) -> Iterator[Table]:
+    """The tables of stacks that are in a file of another kind."""
+    threads = [(number, each, thread) for number, each in enumerate(sections) for thread in each.threads]
+    yield from _tables(source, MISSING, threads)
+
+
 def _tables(source: Source, own_rank: int, threads: list[tuple[int, Section, ThreadStack]]) -> Iterator[Table]:
     stack_ids, stacks, frames, sites = stack_tables([thread.frames for _, _, thread in threads])
     # A thread of torch or of Python itself stands in nobody's code.

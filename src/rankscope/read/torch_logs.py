@@ -14,7 +14,7 @@ import numpy as np
 
 from rankscope.errors import BadFileError
 from rankscope.model.tables import MISSING, Array, Table
-from rankscope.read import compile_log, desync, thread_stacks
+from rankscope.read import compile_log, desync, printed_stacks, thread_stacks
 from rankscope.read.files import Source
 from rankscope.read.log_messages import MessageRows, Row
 from rankscope.read.log_text import Crash, LogText, Message, Prefix, compiler_lines
@@ -42,15 +42,18 @@ def read(source: Source) -> Iterator[Table]:
     problem = log.scan()
     reports = list(desync.in_output(source))  # a job prints them wherever its time-out happens to be
     yield from reports
+    stacks = list(printed_stacks.in_output(source))
+    yield from stacks
     if log.is_compiler_log:
         yield from log.tables(problem)
         return
-    if not reports and (problem or not _TEXT_NAME.search(source.shown)):
+    is_told = bool(reports or stacks)
+    if not is_told and (problem or not _TEXT_NAME.search(source.shown)):
         raise BadFileError(problem or "holds no line that torch.compile logged", _RECORD_HINT)
     row = _file_row(source, MISSING)
     if problem:
         row.update(status="damaged", problem=problem, hint=CUT_HINT)
-    elif not reports:
+    elif not is_told:
         row.update(status="ignored", problem="is text in which torch.compile logged nothing")
     yield Table.from_rows("files", [row])
 

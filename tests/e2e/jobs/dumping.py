@@ -8,6 +8,7 @@ import datetime
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -44,6 +45,14 @@ def ask_all_then_end_two(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def ask_with_the_command(folder: Path) -> None:
+    """The others wait in gloo meanwhile; then the job goes on as if nothing had been asked."""
+    time.sleep(1)
+    command = [sys.executable, "-m", "rankscope", "snapshot", str(folder), "--watch", "2", "--json"]
+    with (folder.parent / "snapshot.json").open("w") as answer:
+        subprocess.run(command, stdout=answer, check=False)
+
+
 def fail(fault: str, folder: Path) -> None:
     if fault == "sleep":
         load_batch_for_ever(8)
@@ -52,6 +61,8 @@ def fail(fault: str, folder: Path) -> None:
         raise ValueError("loss is nan")
     elif fault == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "snapshot":
+        ask_with_the_command(folder)
     elif fault == "signals":
         ask_all_then_end_two(folder)
 
@@ -79,7 +90,8 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=60.0)
     options = parser.parse_args()
     off = dict.fromkeys(("execution_trace", "kineto", "metrics", "compile_log"), False)
-    run = Run(Settings(folder=str(options.dumps), stall_seconds=options.stall, **off))
+    cpp_stacks = options.fault == "snapshot"
+    run = Run(Settings(folder=str(options.dumps), stall_seconds=options.stall, cpp_stacks=cpp_stacks, **off))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     run.begin(rank, world_size, rank)
     try:

@@ -25,6 +25,7 @@ _SAME_TIME_NS = 600 * 10**9  # stacks of one hang: watchdogs fire, and people pr
 _MAX_ODD = 4  # at most a quarter of the ranks is odd; more are another part of the program
 _HANGS = re.compile(r"no collective|time.?out|watchdog|hang|stall", re.IGNORECASE)
 _MAX_SAID = 4
+NO_MAIN = "no stack is known to be that of a rank's main thread"
 
 
 @rule("H112", "rank-elsewhere", needs=("thread_stacks",))
@@ -52,6 +53,9 @@ def rank_elsewhere(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         return
     if trace.table("manifests").array("exit_code").max(initial=MISSING) == 0:
         yield Skipped("the job ended without an error")
+        return
+    if not standings_of(trace):
+        yield Skipped(NO_MAIN)
         return
     standings = _of_one_time(list(standings_of(trace).values()))
     odd, usual = _split(trace, standings)

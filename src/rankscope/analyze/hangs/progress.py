@@ -132,8 +132,10 @@ def _main_stacks(
     lines: dict[int, list[int]] = {}
     order = np.lexsort((stacks.array("depth"), stacks.array("stack_id")))
     of_frames = numbers[stacks.array("frame_id")[order]].tolist()
-    for stack, frame in zip(stacks.array("stack_id")[order].tolist(), of_frames, strict=True):
-        lines.setdefault(stack, []).append(frame)
+    # Frames in C++ are read only while a thread waits: what is missing in one reading is no movement.
+    is_native = frames.text("language").equals("c++")[stacks.array("frame_id")[order]].tolist()
+    for stack, frame, is_left_out in zip(stacks.array("stack_id")[order].tolist(), of_frames, is_native, strict=True):
+        lines.setdefault(stack, []).extend([] if is_left_out else [frame])
     found: dict[int, tuple[int, ...]] = {}
     sites: dict[int, Location] = {}
     threads = trace.table("thread_stacks")

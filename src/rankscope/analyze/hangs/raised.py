@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rankscope.analyze.hangs.elsewhere import is_decided
+from rankscope.analyze.hangs.elsewhere import NO_MAIN, is_decided
 from rankscope.analyze.hangs.standing import (
     Standing,
     endings_of,
     location_of_standing,
     standing_stacks,
     standing_text,
+    standings_of,
 )
 from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.finding import Evidence, Finding, count_noun, ranks_phrase
@@ -36,6 +37,9 @@ def rank_raised(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """
     if is_decided(trace):
         yield Skipped("the recorders' dumps decide what happened, and their verdict tells the exception")
+        return
+    if not standings_of(trace):
+        yield Skipped(NO_MAIN)
         return
     ended = sorted(endings_of(trace).values(), key=lambda standing: (standing.time_ns, standing.rank))
     if ended:

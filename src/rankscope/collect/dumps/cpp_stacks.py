@@ -6,6 +6,7 @@ that runs, and does not wait in the kernel, keeps its frames in Python alone.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import sys
@@ -74,11 +75,12 @@ def _stacks(printed: str) -> dict[int, str]:
     return found
 
 
-def _native_ids() -> Mapping[int, int]:
-    """Of the job's threads, the main one first."""
-    own = (thread for thread in threading.enumerate() if not thread.name.startswith(COLLECTOR))
-    ordered = sorted(own, key=lambda thread: thread is not threading.main_thread())
-    return {thread.ident: thread.native_id for thread in ordered if thread.ident and thread.native_id}
+def _native_ids() -> Mapping[int | None, int]:
+    """Of the job's threads, the main one first. After a fork Python may still have its number in the parent."""
+    main = threading.main_thread()
+    others = (thread for thread in threading.enumerate() if not thread.name.startswith(COLLECTOR))
+    numbers = {thread.ident: thread.native_id for thread in others if thread.ident and thread.native_id}
+    return {main.ident: os.getpid(), **{ident: numbers[ident] for ident in numbers if ident != main.ident}}
 
 
 def _mixed(stack: str, native: Sequence[NativeFrame]) -> str:

@@ -110,10 +110,11 @@ class _Drawing:
     def _line(self, node: Node) -> str:
         file, line, function = node.place
         shown = file.removeprefix(self.base) if self.base else file
+        shown += f":{line}" if line else ""  # a library's frame has none
         code = f' <code class="source">{text(node.code)}</code>' if node.code else ""
         return (
             f'<span class="frame{"" if node.is_user else " faint"}"><b>{text(function)}</b> '
-            f'<span class="place">{text(shown)}:{line}</span>{code}</span>{_chips(node.chips)}'
+            f'<span class="place">{text(shown)}</span>{code}</span>{_chips(node.chips)}'
         )
 
 
