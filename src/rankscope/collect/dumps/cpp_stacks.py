@@ -12,7 +12,10 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 
+from rankscope.collect import api
+from rankscope.collect.dumps.endings import Endings
 from rankscope.collect.dumps.stacks import COLLECTOR, ON_REQUEST, Stacks
 from rankscope.collect.native.frames import NativeFrame, native_stacks
 from rankscope.collect.part import Part
@@ -24,6 +27,7 @@ _MAX_THREADS = 32
 _IDENT = re.compile(r"(?:Current thread|Thread) 0x(?P<ident>[0-9a-f]+)[ :]")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<function>.*)$')
 _INTERPRETER = "_PyEval_EvalFrame"
+_WAITING_FOR_US = (api.dump.__code__, Endings._handle.__code__)
 # Waits for the interpreter's lock, which whoever looks is holding: it would run if nobody looked.
 _WANTS_TO_RUN = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "PyGILState_Ensure")
 
@@ -80,7 +84,21 @@ def _native_ids() -> Mapping[int | None, int]:
     main = threading.main_thread()
     others = (thread for thread in threading.enumerate() if not thread.name.startswith(COLLECTOR))
     numbers = {thread.ident: thread.native_id for thread in others if thread.ident and thread.native_id}
-    return {main.ident: os.getpid(), **{ident: numbers[ident] for ident in numbers if ident != main.ident}}
+    ordered: dict[int | None, int] = {
+        main.ident: os.getpid(),
+        **{ident: numbers[ident] for ident in numbers if ident != main.ident},
+    }
+    frames = sys._current_frames()
+    return {ident: number for ident, number in ordered.items() if not _waits_for_us(frames.get(ident or 0))}
+
+
+def _waits_for_us(frame: FrameType | None) -> bool:
+    """It called rankscope.dump(), or handles a signal: how it waits for the collector is nobody's business."""
+    while frame is not None:
+        if frame.f_code in _WAITING_FOR_US:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _mixed(stack: str, native: Sequence[NativeFrame]) -> str:
