@@ -133,7 +133,7 @@ BEHAVIORS = (
         there="have every rank of a running job dump, from outside",
         commands=(
             _JOB + "import subprocess, sys; "
-            'subprocess.run([sys.executable, "-m", "rankscope", "snapshot", "traces", "--watch", "0"])',
+            'subprocess.run([sys.executable, "-m", "rankscope", "snapshot", "traces", "--watch", "1"])',
         ),
         shows=r"^Read 2 Flight Recorder dumps, 1 manifest, 1 stack file from traces$",
         needs_torch=True,

@@ -28,11 +28,13 @@ def test_a_rank_that_runs_is_asked_and_told(tmp_path: Path, capsys: pytest.Captu
     assert not (tmp_path / requests.NAME).exists()
 
 
-def test_one_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with child(tmp_path, "begin()\ndo_python_for_ever()") as job:
         assert job.read_line() == "ready"
-        assert main(["snapshot", str(tmp_path), "--watch", "0"]) == 0
-    assert "Read 1 manifest, 1 stack file from " in capsys.readouterr().out
+        assert main(["snapshot", str(tmp_path), "--watch", "0.1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Within 0.")
+    assert any(line.startswith("Read 1 manifest, 1 stack file from ") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_one_silent_rank_does_not_hide_the_others(tmp_path: Path, capsys: pytest
         part = json.loads((tmp_path / "manifest.d" / "rank_3.json").read_text())
         elsewhere = {**part, "rank": 1, "host": "gpu-9"}
         (tmp_path / "manifest.d" / "rank_1.json").write_text(json.dumps(elsewhere))
-        assert main(["snapshot", str(tmp_path), "--watch", "0", "--timeout", "3"]) in (0, 1)
+        assert main(["snapshot", str(tmp_path), "--watch", "0.1", "--timeout", "3"]) in (0, 1)
     told = "rank 1 has not dumped: it runs on host gpu-9, and its answer has not come through the folder"
     assert capsys.readouterr().out.startswith(told)
 

@@ -34,7 +34,7 @@ class Requests(Part):
 
     def start(self) -> None:
         self._seen = self._look()  # one that was left behind is not for this run
-        self._answered = self._wanted() if self._seen else ""
+        self._answered = self._wanted()[0] if self._seen else ""
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -45,10 +45,10 @@ class Requests(Part):
         if look is None or look == self._seen:
             return
         self._seen = look
-        wanted = self._wanted()
+        wanted, by = self._wanted()
         if wanted and wanted != self._answered:
             self._answered = wanted
-            self.run.dump(f"{ASKED}rankscope snapshot", wanted)
+            self.run.dump(ASKED + by, wanted)
 
     def _look(self) -> tuple[int, int] | None:
         try:
@@ -57,21 +57,23 @@ class Requests(Part):
             return None
         return status.st_ino, status.st_mtime_ns
 
-    def _wanted(self) -> str:
+    def _wanted(self) -> tuple[str, str]:
+        """The name of the request, and who has made it."""
         try:
             with self._path.open("rb") as file:
                 value = json.loads(file.read(_MAX_BYTES))
         except (OSError, ValueError):  # taken away, or written by somebody else
-            return ""
-        return str(value.get("id", ""))[:100] if isinstance(value, dict) else ""
+            value = None
+        found = value if isinstance(value, dict) else {}
+        return str(found.get("id", ""))[:100], str(found.get("by", ""))[:100]
 
 
-def ask(place: Path) -> str:
+def ask(place: Path, by: str = "rankscope snapshot") -> str:
     """Asks all ranks that write into this folder for a dump; returns what they answer with. OSError: it cannot."""
     name = uuid.uuid4().hex
     partial = manifest.unique_beside(place / NAME)
     try:
-        partial.write_text(json.dumps({"id": name, "time_ns": time.time_ns()}) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps({"id": name, "by": by, "time_ns": time.time_ns()}) + "\n", encoding="utf-8")
         os.replace(partial, place / NAME)
     finally:
         partial.unlink(missing_ok=True)

@@ -240,7 +240,7 @@ def _ask_ranks(folder: Path) -> None:
 
     try:
         place = newest_place(folder)
-        requests.ask(place)
+        requests.ask(place, "SIGUSR2 to rankscope record")
     except OSError as error:
         _tell(f"the ranks cannot be asked: {error.strerror or error}")
     else:

@@ -37,10 +37,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="where rankscope record, or rankscope.collect(), writes")
     parser.add_argument(
         "--watch",
-        type=_seconds,
+        type=output.positive_seconds,
         default=WATCH_S,
         metavar="SECONDS",
-        help=f"ask twice, so far apart, as one look cannot tell slow from hung; 0: once (default: {WATCH_S:.0f})",
+        help=f"how far apart the ranks are asked twice: one look cannot tell slow from hung (default: {WATCH_S:.0f})",
     )
     parser.add_argument(
         "--timeout",
@@ -53,10 +53,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     output.add_finding_options(parser)
 
 
-def _seconds(text: str) -> float:
-    return 0.0 if text == "0" else output.positive_seconds(text)
-
-
 def run(args: Namespace) -> int:
     from rankscope import pipeline
     from rankscope.analyze.hangs.progress import progress_between, tempered
@@ -64,15 +60,11 @@ def run(args: Namespace) -> int:
     from rankscope.commands.diagnose import exit_code
 
     place = _place(args.folder)
-    before = _visit(place, args.timeout) if args.watch else None
-    if before:
-        wait_until(before.moment + args.watch)
+    before = _visit(place, args.timeout)
+    wait_until(before.moment + args.watch)
     after = _visit(place, args.timeout)
-    report = pipeline.diagnose(after.trace)
-    progress = None
-    if before:
-        progress = progress_between(before.trace, after.trace, after.moment - before.moment)
-        report = tempered(report, progress)
+    progress = progress_between(before.trace, after.trace, after.moment - before.moment)
+    report = tempered(pipeline.diagnose(after.trace), progress)
     _show(report, after.silent, progress, place, args)
     return exit_code(report, "error")
 
@@ -173,7 +165,7 @@ def _process_state(part: dict[str, Any]) -> str | None:
 # What is shown
 
 
-def _show(report: Report, silent: dict[int, str], progress: Progress | None, place: Path, args: Namespace) -> None:
+def _show(report: Report, silent: dict[int, str], progress: Progress, place: Path, args: Namespace) -> None:
     import msgspec
 
     from rankscope.commands.attach import progress_lines
@@ -188,7 +180,7 @@ def _show(report: Report, silent: dict[int, str], progress: Progress | None, pla
         live = {"folder": str(place), "silent": unanswered, "progress": msgspec.to_builtins(progress)}
         output.print_json({**msgspec.json.decode(text), "live": live})
         return
-    lines = [*_silence_lines(silent), *(progress_lines(progress) if progress else ())]
+    lines = [*_silence_lines(silent), *progress_lines(progress)]
     output.print_lines(map(escape, lines))
     output.print_lines(load_renderer("txt")(report, options))
 
