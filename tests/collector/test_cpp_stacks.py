@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -13,17 +14,17 @@ import pytest
 
 from collector.children import RANK, wait_until
 from rankscope.collect.dumps import cpp_stacks
-from rankscope.collect.dumps.cpp_stacks import CppStacks, is_supported, is_wanted, with_native
+from rankscope.collect.dumps.cpp_stacks import CppStacks, is_wanted, with_native
 from rankscope.collect.dumps.stacks import ON_REQUEST, Stacks
 from rankscope.collect.native.elf import ElfFile
-from rankscope.collect.native.frames import NativeFrame, native_stacks
-from rankscope.collect.native.threads import waiting_at
+from rankscope.collect.native.frames import NativeFrame, native_stacks, prepare
+from rankscope.collect.native.threads import read_mappings, waiting_at
 from rankscope.collect.native.unwind_rules import rules_at
 from rankscope.collect.requests import ASKED
 from rankscope.collect.run import EXIT, Run
 from rankscope.collect.settings import Settings
 
-pytestmark = pytest.mark.skipif(not is_supported(), reason="C++ frames are read on Linux on x86-64 only")
+pytestmark = pytest.mark.skipif(bool(prepare()), reason=prepare())
 
 
 @pytest.fixture
@@ -103,7 +104,9 @@ def test_files_that_are_no_programs_tell_nothing(tmp_path: Path) -> None:
 def test_frames_in_cpp_come_first_then_those_in_python(stacks: Stacks, sleeper: threading.Thread) -> None:
     reason = f"{ASKED}rankscope snapshot"
     stacks.dump(reason)
-    CppStacks(stacks.run).dump(reason)
+    part = CppStacks(stacks.run)
+    part.start()
+    part.dump(reason)
     text = (stacks.run.folder / "stacks_3.txt").read_text()
     found = re.search(r"Thread 0x[0-9a-f]+ \[sleeper\] \(most recent call first\):\n((?:#.*\n)+)", text)
     assert found, text
@@ -151,3 +154,33 @@ def test_looking_does_not_disturb_the_thread() -> None:
     while thread.is_alive():
         native_stacks([thread.native_id or 0], 10)
     assert slept[0] >= 0.5, "its sleep was not cut short"
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_no_crash(tmp_path: Path) -> None:
+    library = next(each.path for each in read_mappings() if "/libc.so" in each.path or "/libc-" in each.path)
+    copy = tmp_path / "libc.so"
+    copy.write_bytes(Path(library).read_bytes())
+    file = ElfFile(str(copy))
+    os.truncate(copy, 5000)
+    with pytest.raises(ValueError, match="cut short"):
+        file.function_names([0x1000], time.monotonic() + 10)
+    try:
+        known = rules_at(file, 0x30000)
+    except ValueError:
+        known = None
+    assert known is None
+    file.close()
+
+
+def test_where_the_kernel_forbids_it_the_manifest_says_so(stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpp_stacks, "prepare", lambda: "the kernel, or the container, forbids process_vm_readv")
+    part = CppStacks(stacks.run)
+    part.start()
+    stacks.dump(ON_REQUEST)
+    part.dump(ON_REQUEST)
+    assert "\n#0 " not in (stacks.run.folder / "stacks_3.txt").read_text()
+    [problem] = stacks.run.describe()["problems"]
+    assert (problem["what"], problem["problem"]) == (
+        "cpp_stacks",
+        "the kernel, or the container, forbids process_vm_readv",
+    )

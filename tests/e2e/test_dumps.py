@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from launching import JOB_ENVIRONMENT, N_RANKS, Started, diagnose, run_forked
 
-from rankscope.collect.dumps.cpp_stacks import is_supported
+from rankscope.collect.native.frames import prepare
 
 pytestmark = pytest.mark.e2e
 
@@ -116,7 +116,7 @@ def test_a_snapshot_while_ranks_wait_in_gloo_shows_where_and_changes_nothing(tmp
     assert (error["rule"], error["ranks"]) == ("rank-stuck", [2])
     for rank in ALL_RANKS:
         assert ended.reasons(rank) == ["asked by rankscope snapshot"] * 2
-    if is_supported():
+    if not prepare():
         for rank in (0, 1, 3):
             frames = re.findall(r"^#\d+ (.*) from (.*):(\d+)$", ended.stacks(rank), re.MULTILINE)
             functions = [function for function, _, _ in frames]

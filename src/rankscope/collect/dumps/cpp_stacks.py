@@ -7,7 +7,6 @@ that runs, and does not wait in the kernel, keeps its frames in Python alone.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import sys
 import threading
@@ -17,7 +16,7 @@ from types import FrameType
 from rankscope.collect import api
 from rankscope.collect.dumps.endings import Endings
 from rankscope.collect.dumps.stacks import COLLECTOR, ON_REQUEST, Stacks
-from rankscope.collect.native.frames import NativeFrame, native_stacks
+from rankscope.collect.native.frames import NativeFrame, native_stacks, prepare
 from rankscope.collect.part import Part
 from rankscope.collect.requests import ASKED
 
@@ -35,19 +34,18 @@ _WANTS_TO_RUN = ("take_gil", "PyEval_RestoreThread", "PyEval_AcquireThread", "Py
 class CppStacks(Part):
     NAME = "cpp_stacks"
 
+    _is_able = False
+
     def start(self) -> None:
-        if not is_supported():
-            hint = "py-spy dump --native --pid PID prints them where it is installed"
-            self.run.problem(self.NAME, "C++ frames are read on Linux on x86-64 only", hint)
+        why_not = prepare()
+        self._is_able = not why_not
+        if why_not:
+            self.run.problem(self.NAME, why_not, "py-spy dump --native --pid PID prints them where it is installed")
 
     def dump(self, reason: str) -> None:
         stacks = self.run.part(Stacks.NAME)
-        if isinstance(stacks, Stacks) and is_supported() and is_wanted(reason):
+        if isinstance(stacks, Stacks) and self._is_able and is_wanted(reason):
             stacks.deepen(with_native)
-
-
-def is_supported() -> bool:
-    return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def is_wanted(reason: str) -> bool:

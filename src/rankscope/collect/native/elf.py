@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import mmap
+import os
 import struct
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -14,8 +15,10 @@ _SYMTAB, _DYNSYM = 2, 11
 _FUNCTION = 2
 _SYMBOL = struct.Struct("<IBBHQQ")
 _STANDARD_TABLE = b"\x01\x1b\x03\x3b"  # version 1; the encodings that every linker writes
+_SECTION_BYTES = 64
 _MAX_NAME = 4096
-_MAX_SYMBOLS = 4 << 20
+_PAGE, _MAX_PAGES = 1 << 12, 512
+_CHUNK = _SYMBOL.size << 15
 
 
 class Segment(NamedTuple):
@@ -24,19 +27,58 @@ class Segment(NamedTuple):
     size: int
 
 
+class FileBytes:
+    """Bytes of a file, read when they are asked for.
+
+    Not mapped: a file that a network disk no longer gives would end the whole job then, here it is an OSError.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.n_bytes = os.fstat(self._descriptor).st_size
+        self._pages: dict[int, bytes] = {}
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def read(self, start: int, n_bytes: int) -> bytes:
+        """As many as there are."""
+        return os.pread(self._descriptor, n_bytes, start) if 0 <= start < self.n_bytes else b""
+
+    def small(self, start: int, n_bytes: int) -> bytes:
+        """The same for a few bytes, whose neighbors will be asked for as well."""
+        page, within = divmod(start, _PAGE)
+        if page not in self._pages:
+            if len(self._pages) >= _MAX_PAGES:  # the job's memory is the job's
+                self._pages.clear()
+            self._pages[page] = self.read(page * _PAGE, _PAGE + _MAX_NAME)
+        return self._pages[page][within : within + n_bytes]
+
+    def unpack(self, layout: str, start: int) -> tuple[int, ...]:
+        """ValueError: the file ends before."""
+        try:
+            return struct.unpack(layout, self.small(start, struct.calcsize(layout)))
+        except struct.error as error:
+            raise ValueError("the file is cut short") from error
+
+    def text(self, start: int, n_most: int) -> str | None:
+        """Up to the next zero byte; None where that is too far."""
+        found, zero, _ = self.small(start, n_most).partition(b"\0")
+        return found.decode("utf-8", "replace") if zero else None
+
+
 class ElfFile:
     """ValueError: it is not a file of this machine's kind. OSError: it cannot be read."""
 
     def __init__(self, path: str) -> None:
-        with open(path, "rb") as file:
-            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.data = FileBytes(path)
         try:
-            machine = struct.unpack_from("<H", self.data, 18)[0]
-            if self.data[:6] != _IS_64_LITTLE or machine != _X86_64:
+            if self.data.small(0, 6) != _IS_64_LITTLE or self.data.unpack("<H", 18)[0] != _X86_64:
                 raise ValueError(f"{path} is no program of x86-64")
             self.segments, self._table = self._program_headers()
-        except struct.error as error:
-            raise ValueError(f"{path} is cut short") from error
+        except (OSError, ValueError):
+            self.close()
+            raise
 
     def close(self) -> None:
         self.data.close()
@@ -59,49 +101,55 @@ class ElfFile:
         if self._table is None:
             return None
         start = self.offset_at(self._table)
-        if self.data[start : start + 4] != _STANDARD_TABLE:
+        if self.data.small(start, 4) != _STANDARD_TABLE:
             return None
-        low, high = 0, struct.unpack_from("<I", self.data, start + 8)[0]
+        low, high = 0, self.data.unpack("<I", start + 8)[0]
         wanted = address - self._table
         while low < high:
             middle = (low + high) // 2
-            if struct.unpack_from("<i", self.data, start + 12 + 8 * middle)[0] <= wanted:
+            if self.data.unpack("<i", start + 12 + 8 * middle)[0] <= wanted:
                 low = middle + 1
             else:
                 high = middle
-        if not low:
-            return None
-        return int(self._table + struct.unpack_from("<i", self.data, start + 12 + 8 * (low - 1) + 4)[0])
+        return self._table + self.data.unpack("<i", start + 12 + 8 * low - 4)[0] if low else None
 
-    def function_names(self, addresses: Iterable[int]) -> dict[int, str]:
+    def function_names(self, addresses: Iterable[int], deadline: float) -> dict[int, str]:
         """Names as the linker knows them, of those addresses that are within a function."""
         wanted = sorted(set(addresses))
-        found: dict[int, tuple[int, str]] = {}
+        found: dict[int, tuple[int, int]] = {}  # address -> (start of the function, place of its name)
         for kind in (_SYMTAB, _DYNSYM):  # the first one has the functions of the file alone, too
             for symbols, names in self._tables_of(kind):
-                self._look_up(wanted, symbols, names, found)
+                self._look_up(wanted, symbols, names, found, deadline)
             if len(found) == len(wanted):
                 break
-        return {address: name for address, (_, name) in found.items()}
+        named = ((address, self.data.text(place, _MAX_NAME)) for address, (_, place) in found.items())
+        return {address: name for address, name in named if name}
 
-    def _look_up(self, wanted: list[int], symbols: Segment, names: Segment, found: dict[int, tuple[int, str]]) -> None:
-        n_symbols = min(symbols.size // _SYMBOL.size, _MAX_SYMBOLS)
+    def _look_up(
+        self,
+        wanted: list[int],
+        symbols: Segment,
+        names: Segment,
+        found: dict[int, tuple[int, int]],
+        deadline: float,
+    ) -> None:
+        place, end = symbols.offset, symbols.offset + symbols.size // _SYMBOL.size * _SYMBOL.size
         last = wanted[-1] if wanted else -1
-        with memoryview(self.data) as view, view[symbols.offset : symbols.offset + n_symbols * _SYMBOL.size] as table:
-            for name, info, _, section, value, size in _SYMBOL.iter_unpack(table):
+        while place < end and time.monotonic() < deadline:
+            chunk = self.data.read(place, min(_CHUNK, end - place))
+            place += _CHUNK
+            if len(chunk) % _SYMBOL.size:
+                return
+            for name, info, _, section, value, size in _SYMBOL.iter_unpack(chunk):
                 if not size or value > last or not section or info & 15 != _FUNCTION:
                     continue
                 for address in wanted:
-                    if value <= address < value + size and value >= found.get(address, (0, ""))[0]:
-                        found[address] = (value, self._text(names.offset + name))
-
-    def _text(self, start: int) -> str:
-        end = self.data.find(b"\0", start, start + _MAX_NAME)
-        return self.data[start : end if end >= 0 else start + _MAX_NAME].decode("utf-8", "replace")
+                    if value <= address < value + size and value >= found.get(address, (0, 0))[0]:
+                        found[address] = (value, names.offset + name)
 
     def _tables_of(self, kind: int) -> Iterable[tuple[Segment, Segment]]:
         start, size, count = self._table_of_sections()
-        sections = [struct.unpack_from("<IIQQQQII", self.data, start + index * size) for index in range(count)]
+        sections = [self.data.unpack("<IIQQQQII", start + index * size) for index in range(count)]
         for section in sections:
             link = section[6]
             if section[1] == kind and link < len(sections):
@@ -109,16 +157,17 @@ class ElfFile:
                 yield Segment(section[4], 0, section[5]), Segment(names[4], 0, names[5])
 
     def _table_of_sections(self) -> tuple[int, int, int]:
-        start = struct.unpack_from("<Q", self.data, 40)[0]
-        size, count = struct.unpack_from("<HH", self.data, 58)
-        return (start, size, count) if start and size >= 48 and start + size * count <= len(self.data) else (0, 0, 0)
+        [start] = self.data.unpack("<Q", 40)
+        size, count = self.data.unpack("<HH", 58)
+        is_whole = start and size >= _SECTION_BYTES and start + size * count <= self.data.n_bytes
+        return (start, size, count) if is_whole else (0, 0, 0)
 
     def _program_headers(self) -> tuple[list[Segment], int | None]:
-        start = struct.unpack_from("<Q", self.data, 32)[0]
-        size, count = struct.unpack_from("<HH", self.data, 54)
+        [start] = self.data.unpack("<Q", 32)
+        size, count = self.data.unpack("<HH", 54)
         segments, table = [], None
         for index in range(count):
-            kind, _, offset, address, _, n_bytes = struct.unpack_from("<IIQQQQ", self.data, start + index * size)
+            kind, _, offset, address, _, n_bytes = self.data.unpack("<IIQQQQ", start + index * size)
             if kind == _LOAD:
                 segments.append(Segment(offset, address, n_bytes))
             elif kind == _EH_FRAME:

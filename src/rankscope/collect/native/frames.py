@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import ctypes.util
+import functools
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from rankscope.collect.native.elf import ElfFile
-from rankscope.collect.native.threads import Mapping, Waiting, read_mappings, read_waiting
+from rankscope.collect.native.threads import Mapping, Waiting, read_mappings, read_waiting, why_unreadable
 from rankscope.collect.native.unwind_rules import RETURN_ADDRESS, SP, rules_at
 
 _MAX_FRAMES = 200
@@ -26,6 +26,12 @@ class NativeFrame(NamedTuple):
 class _Place(NamedTuple):
     path: str
     address: int  # in the file, as the linker gave it
+
+
+def prepare() -> str:
+    """Loads what is needed, while the job is well: later it may hang in the loader. Returns why it cannot work here."""
+    _demangler()
+    return why_unreadable()
 
 
 def native_stacks(threads: Iterable[int], seconds: float) -> dict[int, list[NativeFrame]]:
@@ -76,7 +82,7 @@ class _Memory:
             places.append(place)
             try:
                 pc = self._step(place, waiting, registers)
-            except ValueError:
+            except (OSError, ValueError):
                 break
         return places
 
@@ -116,14 +122,17 @@ class _Memory:
         by_path: dict[str, list[int]] = {}
         for place in places:
             by_path.setdefault(place.path, []).append(place.address)
-        demangle = _Demangler()
+        demangle = _demangler()
         found: dict[_Place, str] = {}
         for path, addresses in sorted(by_path.items(), key=lambda item: len(item[1])):
             file = self._file(path)
             if file is None or time.monotonic() > deadline:
                 continue
-            for address, name in file.function_names(addresses).items():
-                found[_Place(path, address)] = demangle(name)[:_MAX_SHOWN_NAME]
+            try:
+                names = file.function_names(addresses, deadline)
+            except (OSError, ValueError):  # without names then
+                continue
+            found.update((_Place(path, address), demangle(name)[:_MAX_SHOWN_NAME]) for address, name in names.items())
         return found
 
 
@@ -151,3 +160,8 @@ class _Demangler:
             return ctypes.string_at(told).decode("utf-8", "replace")
         finally:
             self._free(told)
+
+
+@functools.cache
+def _demangler() -> _Demangler:
+    return _Demangler()

@@ -7,10 +7,13 @@ and copies memory without a fault when the thread has ended meanwhile.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+import platform
 import re
+import sys
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _MAX_STACK_BYTES = 512 << 10
 _MAX_MAPPINGS = 1 << 16
@@ -75,10 +78,31 @@ class _Span(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
+def why_unreadable() -> str:
+    """Empty if this machine and its kernel let a process look at its threads."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return "C++ frames are read on Linux on x86-64 only"
+    try:
+        with open("/proc/self/syscall", "rb") as file:
+            file.read()
+        probe = ctypes.create_string_buffer(b"probe")
+        is_copied = _copy(ctypes.addressof(probe), 5) == b"probe"
+    except (OSError, AttributeError) as error:
+        return f"the kernel does not tell where threads wait: {error}"
+    return "" if is_copied else "the kernel, or the container, forbids process_vm_readv"
+
+
 def _copy(address: int, n_bytes: int) -> bytes:
     """Memory of this process, read by the kernel: what is not there any more is an error, not a crash."""
     target = ctypes.create_string_buffer(n_bytes)
     local, remote = _Span(ctypes.addressof(target), n_bytes), _Span(address, n_bytes)
+    n_read: int = _reading()(os.getpid(), local, 1, remote, 1, 0)
+    return target.raw[:n_read] if n_read > 0 else b""
+
+
+@functools.cache
+def _reading() -> Any:
+    """The system call. It is looked up once: the loader may be where the job hangs later."""
     read = ctypes.CDLL(None, use_errno=True).process_vm_readv
     read.restype = ctypes.c_ssize_t
     read.argtypes = (
@@ -89,5 +113,4 @@ def _copy(address: int, n_bytes: int) -> bytes:
         ctypes.c_ulong,
         ctypes.c_ulong,
     )
-    n_read: int = read(os.getpid(), local, 1, remote, 1, 0)
-    return target.raw[:n_read] if n_read > 0 else b""
+    return read

@@ -96,10 +96,7 @@ class _Reader:
         self.place = place  # in the file
 
     def number(self, layout: str) -> int:
-        try:
-            value: int = struct.unpack_from(layout, self._file.data, self.place)[0]
-        except struct.error as error:
-            raise ValueError("the file ends within a rule") from error
+        value = self._file.data.unpack(layout, self.place)[0]
         self.place += struct.calcsize(layout)
         return value
 
@@ -114,11 +111,10 @@ class _Reader:
         return self.place + n_bytes
 
     def text(self) -> str:
-        end = self._file.data.find(b"\0", self.place, self.place + 16)
-        if end < 0:
+        found = self._file.data.text(self.place, 16)
+        if found is None:
             raise ValueError("a name without an end")
-        found = self._file.data[self.place : end].decode("latin-1")
-        self.place = end + 1
+        self.place += len(found) + 1
         return found
 
     def unsigned(self) -> int:
