@@ -34,8 +34,10 @@ def processes_of(trace: Trace) -> Processes:
 
 
 def _find_processes(trace: Trace) -> Processes:
-    keys = {(part.file_id, part.rank) for parts in trace.parts.values() for part in parts}
+    """Execution traces are of the same processes: they have no events, so they are none of their own."""
+    keys: set[tuple[int, int]] = set()
     for name in _EVENT_TABLES:
+        keys.update((part.file_id, part.rank) for part in trace.parts.get(name, ()))
         if name in trace.tables:
             table = trace.tables[name]
             keys.update(zip(table.array("file_id").tolist(), table.array("rank").tolist(), strict=True))
