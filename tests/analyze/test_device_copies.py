@@ -49,15 +49,16 @@ def copying(**columns: object) -> list[Row]:
 
 
 @pytest.mark.parametrize(
-    ("columns", "reason"),
+    ("columns", "reason", "advice"),
     [
-        ({"name": "Memcpy HtoD (Pageable -> Device)", "n_bytes": 3 * MIB}, "not pinned"),
-        ({"n_bytes": MIB}, "less than 6 GB/s"),
-        ({"n_bytes": 512}, "copies of less than 64 KiB"),
-        ({"n_bytes": 6 * MIB}, ""),
+        ({"name": "Memcpy HtoD (Pageable -> Device)", "n_bytes": 3 * MIB}, "not pinned", "pin_memory=True"),
+        ({"name": "Memcpy DtoH (Device -> Pageable)", "n_bytes": 3 * MIB}, "not pinned", "into pinned memory"),
+        ({"n_bytes": MIB}, "less than 6 GB/s", "look at the link"),
+        ({"n_bytes": 512}, "copies of less than 64 KiB", "gather small tensors"),
+        ({"n_bytes": 6 * MIB}, "", "copy with non_blocking=True"),
     ],
 )
-def test_copies_that_the_device_waits_for(columns: dict[str, object], reason: str) -> None:
+def test_copies_that_the_device_waits_for(columns: dict[str, object], reason: str, advice: str) -> None:
     steps = on_ranks((0, 1), [step(1, 0, 1000)])
     [finding] = findings(trace_of(kernels=on_ranks((0, 1), copying(**columns)), steps=steps), "P304")
     assert finding.severity == "warning"
@@ -65,6 +66,8 @@ def test_copies_that_the_device_waits_for(columns: dict[str, object], reason: st
     assert "30 % of the step (300 us)" in finding.title
     assert finding.title.endswith(reason)
     assert bool(finding.evidence.facts["reasons"]) == bool(reason)
+    assert finding.help.startswith(advice) or advice in finding.help.split(";")[0]
+    assert ("pin" in finding.help.replace("PATH", "")) == ("Pageable" in str(columns)), "pinned memory needs no pinning"
 
 
 @pytest.mark.parametrize(

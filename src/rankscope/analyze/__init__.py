@@ -75,8 +75,8 @@ _WHY_ABSENT = {
     "guards": "the text tells no symbolic shape: run with TORCH_LOGS=dynamic, or TORCH_TRACE=FOLDER",
     "compile_errors": "the text tells no error of the compiler",
     "log_lines": "no text of TORCH_LOGS in this capture",
-    "thread_stacks": "no stacks of threads in this capture: record with rankscope record, or with py-spy dump",
-    "manifests": "no manifest in this capture: it was not made by rankscope record",
+    "thread_stacks": "no stacks of threads in this capture: record with `rankscope record`, or with py-spy dump",
+    "manifests": "no manifest in this capture: it was not made by `rankscope record`",
 }
 _ALWAYS_LOGGED = {"compilations", "recompiles", "graph_breaks", "compile_errors", "cache_events", "guards"}
 _COMPILE_TABLES = {table.name for table in COMPILE_TABLES}

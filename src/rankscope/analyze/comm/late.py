@@ -55,7 +55,8 @@ _HELP = {
     "compile": "compile before the profiled steps, mark dynamic dimensions (torch._dynamo.mark_dynamic), keep shapes "
     "equal on all ranks; TORCH_LOGS=recompiles says why",
     "slow-copies": "look at this rank's copies: pinned memory, PCIe link width and generation, NUMA binding",
-    "unknown": "profile this rank and a peer side by side; rankscope metrics PATH late_causes shows where they differ",
+    "unknown": "profile this rank and a peer side by side; "
+    "`rankscope metrics PATH late_causes` shows where they differ",
 }
 
 

@@ -23,6 +23,13 @@ _HOST_DEVICE = r"HtoD|DtoH|HostToDevice|DeviceToHost|Host -> Device|Device -> Ho
 _SMALL_BYTES = 64 * 1024
 # PCIe 3 with 16 lanes gives 12 GB/s, newer ones twice and four times that: half of it means something is in the way.
 _SLOW_GBPS = 6.0
+# What mends copies, by what is wrong with them.
+_PIN_BATCHES = "pin the host's memory (pin_memory=True in the DataLoader): only then copies run beside kernels"
+_PIN_RESULTS = "take results from the device less often, and into pinned memory"
+_GATHER = "gather small tensors into one, and copy that"
+_CHECK_LINK = "look at the link: too few lanes, or other devices behind the same switch"
+_HIDE = "copy with non_blocking=True on a stream of its own while the device computes"
+_LOOK = "`rankscope metrics PATH bandwidth_summary` lists sizes and bandwidth"
 
 # Where the trace does not record the bandwidth it follows from size and time: bytes per nanosecond are GB/s.
 BANDWIDTH = "coalesce(bandwidth_gbps, n_bytes / greatest(duration_ns, 1000))"
@@ -113,7 +120,8 @@ def copies_slow(trace: Trace) -> Iterator[Finding | Effect]:
         return
     waited = overlap(waited, windows.as_intervals())
     cost_ns = covered_ns(waited, copies["start_ns"], copies["end_ns"], copies["process"])
-    reasons = _why_slow(copies, cost_ns)
+    found = _why_slow(copies, cost_ns)
+    reasons = [reason for reason, _ in found]
     yield Finding(
         code="P304",
         rule="copies-slow",
@@ -132,22 +140,28 @@ def copies_slow(trace: Trace) -> Iterator[Finding | Effect]:
             cost_ns=losses.cost_ns,
             facts={**losses.facts, "reasons": reasons, "n_bytes": int(copies["n_bytes"][cost_ns > 0].sum())},
         ),
-        help="pin the host's memory (pin_memory=True) and copy with non_blocking=True on a stream of its own; "
-        "rankscope metrics PATH bandwidth_summary lists sizes and bandwidth",
+        help="; ".join(filter(None, (*(advice for _, advice in found), _HIDE, _LOOK))),
     )
 
 
-def _why_slow(copies: dict[str, Array], cost_ns: Array) -> list[str]:
-    """What is wrong with the copies that cost most of the time, the largest share first."""
+def _why_slow(copies: dict[str, Array], cost_ns: Array) -> list[tuple[str, str]]:
+    """What is wrong with the copies that cost most of the time, the largest share first, and what mends each."""
     total = max(int(cost_ns.sum()), 1)
     n_bytes, duration_ns = copies["n_bytes"], np.maximum(copies["duration_ns"], 1)
-    is_pageable = np.char.find(np.char.lower(copies["name"].astype(str)), "pageable") >= 0
+    names = np.char.lower(copies["name"].astype(str))
+    is_pageable = np.char.find(names, "pageable") >= 0
     is_small = (n_bytes > 0) & (n_bytes < _SMALL_BYTES)
     is_slow = (n_bytes >= _SMALL_BYTES) & (n_bytes / duration_ns < _SLOW_GBPS)
+    comes_back = np.char.find(names, "device -> ") >= 0
+    to_host = int(cost_ns[is_pageable & comes_back].sum()) > int(cost_ns[is_pageable & ~comes_back].sum())
     found = {
-        "the host's memory is not pinned": is_pageable,
-        f"copies of less than {_SMALL_BYTES // 1024} KiB": is_small,
-        f"less than {_SLOW_GBPS:.0f} GB/s": is_slow,
+        "the host's memory is not pinned": (is_pageable, _PIN_RESULTS if to_host else _PIN_BATCHES),
+        f"copies of less than {_SMALL_BYTES // 1024} KiB": (is_small, _GATHER),
+        f"less than {_SLOW_GBPS:.0f} GB/s": (is_slow, "" if is_pageable[cost_ns > 0].any() else _CHECK_LINK),
     }
-    shares = {reason: int(cost_ns[chosen].sum()) / total for reason, chosen in found.items()}
-    return [reason for reason, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.5]
+    shares = {reason: int(cost_ns[chosen].sum()) / total for reason, (chosen, _) in found.items()}
+    return [
+        (reason, found[reason][1])
+        for reason, share in sorted(shares.items(), key=lambda item: -item[1])
+        if share >= 0.5
+    ]

@@ -70,7 +70,7 @@ def communication_exposed(trace: Trace) -> Iterator[Finding | Effect]:
             facts=least_first.facts,
         ),
         help="start collectives earlier, in smaller buckets, and prefetch (DDP bucket_cap_mb, FSDP backward_prefetch); "
-        "rankscope metrics PATH overlap shows each rank",
+        f"`rankscope metrics PATH {'overlap' if trace.has('kernels') else 'comm_waits'}` shows each rank",
     )
 
 

@@ -70,7 +70,7 @@ def device_idle_host(trace: Trace) -> Iterator[Finding | Effect]:
             facts={**losses.facts, **host.facts},
         ),
         help="move what is not needed for the next kernel out of the launching thread; "
-        "rankscope metrics PATH steps, idle and annotations show where the host's time goes",
+        "`rankscope metrics PATH steps` and `rankscope metrics PATH idle` show where the host's time goes",
     )
 
 

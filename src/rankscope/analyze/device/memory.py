@@ -150,7 +150,7 @@ def _finding(trace: Trace, growing: list[dict[str, Any]]) -> Finding:
             },
         ),
         help="detach what is kept from step to step (losses, outputs), empty lists; "
-        "rankscope metrics PATH memory_peaks lists all devices",
+        "`rankscope metrics PATH memory_peaks` lists all devices",
     )
 
 

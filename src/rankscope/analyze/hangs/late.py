@@ -90,7 +90,7 @@ def unfinished(trace: Trace) -> Iterator[Finding | Effect]:
         f"the oldest is {call_text(view, oldest)} of {where}",
         evidence=Evidence(
             comparison=_progress(view, shown),
-            notes=(f"{n_more} more groups: rankscope query PATH 'select * from matches'",) if n_more else (),
+            notes=(f"{n_more} more groups: `rankscope query PATH 'select * from matches'`",) if n_more else (),
             facts={"n_groups": len(groups)},
         ),
     )

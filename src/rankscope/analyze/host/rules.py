@@ -118,7 +118,7 @@ def queue_full(trace: Trace) -> Iterator[Finding | Effect]:
             },
         ),
         help="move data loading, logging and checks off the launching thread; "
-        "rankscope metrics PATH blocked lists all streams",
+        "`rankscope metrics PATH blocked` lists all streams",
     )
 
 
@@ -168,7 +168,7 @@ def host_syncs(trace: Trace) -> Iterator[Finding | Effect]:
             facts={**losses.facts, "sites": [site._asdict() for site in sites[:16]]},
         ),
         help="take results from the device later and less often; non_blocking=True copies from pinned memory; "
-        "rankscope metrics PATH syncs lists all waits",
+        "`rankscope metrics PATH syncs` lists all waits",
         location=location,
     )
 

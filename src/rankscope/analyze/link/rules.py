@@ -156,8 +156,8 @@ def durations_inflated(trace: Trace) -> Iterator[Finding | Skipped]:
 
     Why it happens: it is how the two traces get common numbers: both have to run at once.
 
-    What to do: profile a few more steps without the observer, and give them: `rankscope link DIR --durations-from
-    CLEAN`, or the same with `rankscope export DIR --to chakra`. The links then come from one trace, the durations from
+    What to do: profile a few more steps without the observer, and give them with --durations-from to `rankscope link
+    DIR`, or the same with `rankscope export DIR --to chakra`. The links then come from one trace, the durations from
     the other.
 
     What could fool it: how much longer operators took is known only where clean steps are in the capture, and it is
