@@ -314,3 +314,52 @@ def test_durations_from_nowhere_are_refused(pairs: Path, tmp_path: Path, capsys:
     printed = capsys.readouterr()
     assert f"there is no profiler trace in {tmp_path}\n" in printed.err
     assert "steps without the observer" in printed.err
+
+
+@pytest.fixture
+def with_clean_steps(pairs: Path, copied: Path, tmp_path: Path) -> Path:
+    """As `rankscope record` leaves it: the pairs, and profiles of clean steps beside them."""
+    folder = tmp_path / "recorded"
+    shutil.copytree(pairs, folder)
+    as_clean(copied)
+    for rank in range(2):
+        shutil.copy(copied / f"kineto_trace_{rank}.json", folder / f"kineto_clean_{rank}.json")
+    return folder
+
+
+def test_clean_steps_beside_the_pairs_are_taken_unasked(
+    with_clean_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = pairs_told(capsys, with_clean_steps)
+    assert [(pair["n_inflated"], pair["n_transplanted"]) for pair in told] == [(0, 174), (0, 174)]
+    assert link(with_clean_steps) == 0
+    lines = lines_of(capsys)
+    assert "note: 348 durations are from steps without the observer, 0 are not" in lines
+    assert lines[-1] == f"Next: rankscope link {with_clean_steps} -o linked/"
+
+
+def test_raw_durations_can_be_asked_for(with_clean_steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = pairs_told(capsys, with_clean_steps, "--raw-durations")
+    assert [(pair["n_inflated"], pair["n_transplanted"]) for pair in told] == [(174, 0), (174, 0)]
+    assert link(with_clean_steps, "--raw-durations") == 0
+    lines = lines_of(capsys)
+    assert "note: 348 durations were measured while the observer ran: short operators seem slower;" in lines
+    assert lines[-1] == f"Next: rankscope link {with_clean_steps} --raw-durations -o linked/"
+    assert link(with_clean_steps, "--raw-durations", "--durations-from", with_clean_steps) == 2
+
+
+def test_a_trace_without_operators_is_no_success(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in copied.glob("torch_et_*.json"):
+        document = json.loads(path.read_text())
+        kept = ("[pytorch", "## ", "ProfilerStep")
+        document["nodes"] = [node for node in document["nodes"] if node["name"].startswith(kept)]
+        path.write_text(json.dumps(document))
+    assert link(copied) == 1
+    lines = lines_of(capsys)
+    assert all("no operators" in line and "%" not in line for line in lines[2:4])
+    assert any(line.startswith("note: ranks 0,1: the execution trace has no operators") for line in lines)
+    assert lines[-1] == "Next: rankscope explain L505"
+    assert main(["export", str(copied), "--to", "chakra", "-o", str(tmp_path / "et")]) == 0
+    assert "the execution trace has no operators, so there is nothing to replay" in capsys.readouterr().out

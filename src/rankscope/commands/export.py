@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
-from rankscope.commands.linking import add_durations_option
+from rankscope.commands.linking import add_durations_options
 from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
 from rankscope.errors import OutputError, UsageError
 from rankscope.render.database_files import EXTENSIONS, FOLDER_FORMATS, FORMATS
@@ -34,7 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--name", metavar="NAME", default="trace", help="chakra: files are called NAME.<rank>.et (default: trace)"
     )
-    add_durations_option(parser)
+    add_durations_options(parser)
     add_reading_options(parser)
 
 
@@ -47,8 +47,9 @@ def run(args: Namespace) -> int:
         from rankscope.commands.export_chakra import export_chakra
 
         return export_chakra(args)
-    if args.durations_from:
-        raise UsageError("--durations-from goes with --to chakra alone", "see also: rankscope link --help")
+    if args.durations_from or args.raw_durations:
+        asked = "--durations-from" if args.durations_from else "--raw-durations"
+        raise UsageError(f"{asked} goes with --to chakra alone", "see also: rankscope link --help")
     chosen = database_format(args.output, args.to)
     check_destination(args.output, chosen, args.force)
     from rankscope.model.database import connect

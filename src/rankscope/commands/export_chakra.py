@@ -8,7 +8,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from rankscope.commands import output
-from rankscope.commands.linking import file_paths, load_linked
+from rankscope.commands.linking import durations_notes, file_paths, load_linked
 from rankscope.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def export_chakra(args: Namespace) -> int:
     if args.json:
         output.print_json({"path": folder, "format": "chakra", "ranks": ranks})
     else:
-        output.print_lines(_summary(ranks, folder))
+        output.print_lines(_summary(ranks, folder, args))
     return 0
 
 
@@ -64,9 +64,11 @@ def _check_folder(folder: str, name: str, force: bool) -> None:
 
 def _write_ranks(trace: Trace, folder: str, name: str) -> Iterator[dict[str, Any]]:
     from rankscope.analyze.chakra.building.graphs import build_graphs
+    from rankscope.analyze.link.reasons import is_without_operators
     from rankscope.render.chakra_file import write_graph
 
     paths = file_paths(trace)
+    empty = {pair["file_id"] for pair in trace.table("et_pairs").rows() if is_without_operators(pair)}
     traces = trace.table("et_traces")
     of_rank: dict[int, list[int]] = {}
     for rank, file_id in zip(traces.array("rank").tolist(), traces.array("file_id").tolist(), strict=True):
@@ -82,6 +84,7 @@ def _write_ranks(trace: Trace, folder: str, name: str) -> Iterator[dict[str, Any
                 "rank": built.graph.rank,
                 "path": path,
                 "execution_trace": paths[file_id],
+                "has_operators": file_id not in empty,
                 "unused_execution_traces": [paths[other] for other in of_rank[built.graph.rank] if other != file_id],
                 "profiler_traces": [paths[profile] for profile in built.source.profile_ids],
                 **_counts(built),
@@ -107,11 +110,12 @@ def _counts(built: Built) -> dict[str, Any]:
         "n_ctrl_deps": len(graph.ctrl_deps.values),
         "n_data_deps": len(graph.data_deps.values),
         "n_inflated": built.n_inflated,
+        "n_transplanted": built.n_transplanted,
         "left_out": built.left_out._asdict(),
     }
 
 
-def _summary(ranks: Sequence[dict[str, Any]], folder: str) -> Iterator[str]:
+def _summary(ranks: Sequence[dict[str, Any]], folder: str, args: Namespace) -> Iterator[str]:
     import sys
 
     from rankscope.render.plain_table import table_lines
@@ -132,13 +136,16 @@ def _summary(ranks: Sequence[dict[str, Any]], folder: str) -> Iterator[str]:
     ]
     yield from table_lines(_HEADS, rows, output.text_width(sys.stdout))
     yield ""
-    yield from _notes(ranks)
+    yield from _notes(ranks, args)
     yield f"Next: rankscope chakra validate {shlex.quote(folder)}"
 
 
-def _notes(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _notes(ranks: Sequence[dict[str, Any]], args: Namespace) -> Iterator[str]:
     from rankscope.model.finding import ranks_phrase
 
+    empty = [rank["rank"] for rank in ranks if not rank["has_operators"]]
+    if empty:
+        yield f"note: {ranks_phrase(empty)}: the execution trace has no operators, so there is nothing to replay (L505)"
     without = [rank["rank"] for rank in ranks if not rank["profiler_traces"]]
     if without:
         yield f"note: {ranks_phrase(without)}: no profiler trace of the same steps, so all nodes take no time"
@@ -150,7 +157,6 @@ def _notes(ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
         if affected:
             n_all = sum(rank["left_out"][field] for rank in affected)
             yield f"note: {n_all:,} {reason} ({ranks_phrase([rank['rank'] for rank in affected])})"
-    n_inflated = sum(rank["n_inflated"] for rank in ranks)
-    if n_inflated:
-        yield f"note: {n_inflated:,} durations were measured while the observer ran: short operators seem slower;"
-        yield "      with traces of the same steps without it, give --durations-from PATH"
+    full = [rank for rank in ranks if rank["has_operators"]]
+    n_inflated, n_moved = (sum(rank[name] for rank in full) for name in ("n_inflated", "n_transplanted"))
+    yield from durations_notes(args, n_inflated, n_moved)

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from rankscope.commands import output
-from rankscope.commands.linking import add_durations_option, file_paths, load_linked
+from rankscope.commands.linking import add_durations_options, durations_notes, durations_words, file_paths, load_linked
 from rankscope.commands.loading import PATH_HELP, add_reading_options
 from rankscope.errors import OutputError
 
@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="DIR", help=f"write the linked trace: tables as Parquet, and {TIMELINE} for Perfetto"
     )
-    add_durations_option(parser)
+    add_durations_options(parser)
     parser.add_argument("--force", action="store_true", help="overwrite what is in DIR")
     parser.add_argument("--json", action="store_true", help="print the link rates as JSON")
     add_reading_options(parser)
@@ -44,8 +44,8 @@ def run(args: Namespace) -> int:
     if args.json:
         output.print_json({"pairs": pairs, "written": written})
     else:
-        output.print_lines(_page(pairs, [*_damaged(trace), *_notes(pairs, args.durations_from)], args, written))
-    return 0
+        output.print_lines(_page(pairs, [*_damaged(trace), *_notes(pairs, args)], args, written))
+    return int(not any(pair["n_operators"] for pair in pairs))
 
 
 def _check_folder(folder: str, force: bool) -> None:
@@ -86,7 +86,10 @@ def _described(trace: Trace) -> Iterator[dict[str, Any]]:
         yield {
             **{name: pair[name] for name in ("rank", "method")},
             "why": reasons.get(pair["file_id"], ""),
-            **{name: pair[name] for name in ("n_nodes", "n_linkable", "n_linked", "n_wrong_names", "n_outside")},
+            **{
+                name: pair[name]
+                for name in ("n_nodes", "n_operators", "n_linkable", "n_linked", "n_wrong_names", "n_outside")
+            },
             "link_pct": round(float(pair["link_pct"]), 3) if pair["n_linkable"] else None,
             "n_kernels": n_kernels,
             "n_collectives": n_collectives,
@@ -148,7 +151,9 @@ def _page(
 
 
 def _rate(pair: dict[str, Any]) -> str:
-    """Cut, not rounded: 100 % is all."""
+    """Cut, not rounded: 100 % is all. The marks of steps alone are no success."""
+    if not pair["n_operators"]:
+        return "no operators"
     if pair["link_pct"] is None:
         return "nothing to link"
     return f"{10_000 * pair['n_linked'] // pair['n_linkable'] / 100:g} %"
@@ -162,7 +167,7 @@ def _damaged(trace: Trace) -> Iterator[str]:
         yield f"note: {len(files) - _MAX_DAMAGED:,} more files are damaged"
 
 
-def _notes(pairs: Sequence[dict[str, Any]], clean: str | None) -> Iterator[str]:
+def _notes(pairs: Sequence[dict[str, Any]], args: Namespace) -> Iterator[str]:
     from rankscope.analyze.link.reasons import sentence
 
     by_reason: dict[str, list[dict[str, Any]]] = {}
@@ -171,21 +176,17 @@ def _notes(pairs: Sequence[dict[str, Any]], clean: str | None) -> Iterator[str]:
             by_reason.setdefault(pair["why"], []).append(pair)
     for why, affected in by_reason.items():
         yield f"note: {sentence(why, affected)}"
-    n_inflated, n_moved = (sum(pair[name] for pair in pairs) for name in ("n_inflated", "n_transplanted"))
-    if clean and not n_moved:
-        yield f"note: no duration is from {clean}: they are of other ranks or steps, or made with the observer"
-    elif n_moved:
-        yield f"note: {n_moved:,} durations are from steps without the observer, {n_inflated:,} are not"
-    elif n_inflated:
-        yield f"note: {n_inflated:,} durations were measured while the observer ran: short operators seem slower;"
-        yield "      with traces of the same steps without it, give --durations-from PATH"
+    full = [pair for pair in pairs if pair["n_operators"]]
+    n_inflated, n_moved = (sum(pair[name] for pair in full) for name in ("n_inflated", "n_transplanted"))
+    yield from durations_notes(args, n_inflated, n_moved)
 
 
 def _next_command(pairs: Sequence[dict[str, Any]], args: Namespace, written: dict[str, int]) -> str:
     paths = " ".join(map(shlex.quote, args.paths))
+    if not any(pair["n_operators"] for pair in pairs):
+        return "rankscope explain L505"
     if not any(pair["n_linked"] for pair in pairs):
         return "rankscope explain L501"
-    durations = f" --durations-from {shlex.quote(args.durations_from)}" if args.durations_from else ""
     if not written:
-        return f"rankscope link {paths}{durations} -o linked/"
-    return f"rankscope export {paths}{durations} --to chakra -o et/"
+        return f"rankscope link {paths}{durations_words(args)} -o linked/"
+    return f"rankscope export {paths}{durations_words(args)} --to chakra -o et/"

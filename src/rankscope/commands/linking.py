@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from rankscope.errors import InputError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rankscope.model.tables import Trace
 
@@ -21,12 +22,40 @@ HOW_TO_RECORD = (
 )
 
 
-def add_durations_option(parser: ArgumentParser) -> None:
-    parser.add_argument(
+def add_durations_options(parser: ArgumentParser) -> None:
+    """Clean steps of the capture itself need not be asked for."""
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
         "--durations-from",
         metavar="PATH",
-        help="profiler traces of the same steps without the observer, which makes operators slower: take theirs",
+        help="take durations from these profiler traces, made without the observer, which makes operators slower "
+        "(default: from such traces among the given ones)",
     )
+    chosen.add_argument(
+        "--raw-durations", action="store_true", help="take durations as they were recorded while the observer ran"
+    )
+
+
+def durations_words(args: Namespace) -> str:
+    """The options about durations as they were given, for the next command."""
+    if args.raw_durations:
+        return " --raw-durations"
+    return f" --durations-from {shlex.quote(args.durations_from)}" if args.durations_from else ""
+
+
+def durations_notes(args: Namespace, n_inflated: int, n_moved: int) -> Iterator[str]:
+    """Where the durations of linked operators are from: so many from clean steps, so many from beside the observer."""
+    clean = args.durations_from
+    if clean and not n_moved:
+        yield f"note: no duration is from {clean}: they are of other ranks or steps, or made with the observer"
+    elif n_moved:
+        yield f"note: {n_moved:,} durations are from steps without the observer, {n_inflated:,} are not"
+    elif n_inflated:
+        yield f"note: {n_inflated:,} durations were measured while the observer ran: short operators seem slower;"
+        if args.raw_durations:
+            yield "      those of steps without it are taken where --raw-durations is not given"
+        else:
+            yield "      with traces of the same steps without it, give --durations-from PATH"
 
 
 def load_linked(args: Namespace) -> Trace:
@@ -41,7 +70,11 @@ def load_linked(args: Namespace) -> Trace:
         trace = load_trace(args)
     if not trace.has("et_traces"):
         raise InputError("there is no execution trace in " + ", ".join(trace.paths), HOW_TO_RECORD)
-    if clean:
+    if args.raw_durations:
+        from rankscope.analyze.link.links import recorded_links
+
+        trace.tables["et_links"] = recorded_links(trace)
+    elif clean:
         from rankscope.analyze.link.durations import transplanted_links
 
         trace.tables["et_links"] = transplanted_links(trace, _profiles_below(trace, clean))

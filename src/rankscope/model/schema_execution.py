@@ -108,6 +108,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         profile_id       int32    File of the profiler trace of the same steps; NULL when none fits.
         method           text     id (both noted the same numbers), alignment (the same sequence of names) or none.
         n_nodes          int64    Nodes.
+        n_operators      int64    Operators: nodes that are neither roots nor annotations, as those of steps are.
         n_linkable       int64    Nodes that a profiler can see: not the roots, nor the description of the groups.
         n_linked         int64    Nodes that were found there.
         n_wrong_names    int64    Nodes whose number was found there under another name; they are not linked.

@@ -10,7 +10,7 @@ from rankscope.model.tables import Table, Trace
 # Table -> the module below this one that makes it.
 _MAKERS = {
     "et_pairs": "pairs",
-    "et_links": "links",
+    "et_links": "durations",
     "et_edges": "edges.table",
     "et_collectives": "collectives.table",
 }

@@ -1,4 +1,4 @@
-"""Durations from steps that were profiled without the observer, put in the place of those that it made longer."""
+"""The table et_links: durations are from steps that were profiled without the observer, where the capture has them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rankscope.analyze.derived import derived
 from rankscope.analyze.link.alignment import Track, align, align_ends
-from rankscope.analyze.link.links import own_time
+from rankscope.analyze.link.links import own_time, recorded_links
 from rankscope.analyze.link.nodes import EVENTS, Events
 from rankscope.analyze.link.tracks import Profile, common_names, profile_recording
 from rankscope.model.database import database
@@ -21,8 +22,21 @@ _CLEAN = f"""
     SELECT file_id, coalesce(rank, {MISSING}) FROM {EVENTS}
     GROUP BY file_id, rank HAVING count(record_id) = 0 ORDER BY file_id, rank
 """
+# Of other runs of the same program only what is asked for: their times may be of other machines.
+_OWN_CLEAN = f"""
+    SELECT DISTINCT e.file_id FROM et_traces AS t JOIN (
+        SELECT file_id, rank, list(DISTINCT pid) AS pids FROM {EVENTS}
+        GROUP BY file_id, rank HAVING count(record_id) = 0
+    ) AS e ON e.rank IS NOT DISTINCT FROM t.rank AND list_contains(e.pids, t.pid)
+"""
 
 StepKey = tuple[bytes, bytes, bytes]
+
+
+def et_links(trace: Trace) -> Table:
+    """With durations from clean steps of the same processes, where the capture has such steps."""
+    clean = {file_id for (file_id,) in database(trace).execute(_OWN_CLEAN).fetchall()}
+    return transplanted_links(trace, clean)
 
 
 def transplanted_links(trace: Trace, clean_files: Collection[int]) -> Table:
@@ -31,7 +45,9 @@ def transplanted_links(trace: Trace, clean_files: Collection[int]) -> Table:
     Beginnings stay as recorded. What has no counterpart keeps its duration, and stays marked as inflated. Of the files,
     those that were recorded with the observer are left out.
     """
-    links = trace.table("et_links")
+    links = derived(trace, recorded_links)
+    if not clean_files:
+        return links
     profile_id, rank = links.array("profile_id"), links.array("rank")
     clean = _clean_profiles(trace, clean_files)
     duration_ns, duration_from = links.array("duration_ns").copy(), links.array("duration_from").copy()

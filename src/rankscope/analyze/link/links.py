@@ -1,4 +1,4 @@
-"""The table et_links: what a profiler recorded of each node, and how long the node took with and without its calls."""
+"""What a profiler recorded of each node, and how long the node took with and without its calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from rankscope.analyze.link.partners import HOW, partners_of
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 
-def et_links(trace: Trace) -> Table:
+def recorded_links(trace: Trace) -> Table:
+    """The table et_links with all durations as they were recorded, be it while the observer ran."""
     nodes, partners = nodes_of(trace), partners_of(trace)
     columns = {"file_id": nodes.file_id.astype(np.int32), "rank": nodes.rank.astype(np.int32), "node_id": nodes.node_id}
     for name, values in partners.events._asdict().items():

@@ -13,9 +13,11 @@ from rankscope.model.tables import MISSING, Array, Trace
 
 # In this order nodes have their places. Numbers are given when a node begins, so it is the order of time as well.
 NODE_ORDER = "file_id, rank, node_id, position"
+_USER_SCOPE = 7  # of annotations
 _NODES = f"""
     SELECT file_id, coalesce(rank, {MISSING}) AS rank, node_id, coalesce(parent_id, {MISSING}) AS parent_id,
-           coalesce(record_id, {MISSING}) AS record_id, kind = 'op' AS is_linkable
+           coalesce(record_id, {MISSING}) AS record_id, kind = 'op' AS is_linkable,
+           kind = 'op' AND coalesce(scope, 0) <> {_USER_SCOPE} AS is_operator
     FROM et_nodes ORDER BY {NODE_ORDER}
 """
 # Everything of a profiler's trace that an execution trace may have as well.
@@ -46,6 +48,7 @@ class Nodes:
     parent: Array  # place of the node that called it; MISSING at the top
     record_id: Array
     is_linkable: Array  # a profiler can see it
+    is_operator: Array  # not an annotation
 
     def __len__(self) -> int:
         return len(self.node_id)
@@ -77,7 +80,8 @@ def _load_nodes(trace: Trace) -> Nodes:
     for own in file_slices(file_id):
         place = np.minimum(np.searchsorted(node_id[own], wanted[own]), own.stop - own.start - 1) + own.start
         parent[own] = np.where((wanted[own] >= 0) & (node_id[place] == wanted[own]), place, MISSING)
-    return Nodes(file_id, columns["rank"], node_id, parent, columns["record_id"], columns["is_linkable"])
+    flags = columns["is_linkable"], columns["is_operator"]
+    return Nodes(file_id, columns["rank"], node_id, parent, columns["record_id"], *flags)
 
 
 def file_slices(file_id: Array) -> list[slice]:

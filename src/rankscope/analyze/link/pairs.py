@@ -41,6 +41,7 @@ def _described(nodes: Nodes, partner_row: Array, partners: Partners, judged: Seq
     n_linkable = int(nodes.is_linkable.sum())
     row = {
         "n_nodes": len(nodes),
+        "n_operators": int(nodes.is_operator.sum()),
         "n_linkable": n_linkable,
         "n_linked": len(linked),
         "link_pct": 100 * len(linked) / n_linkable if n_linkable else np.nan,

@@ -48,6 +48,11 @@ REASONS = {
         "it was recorded of the device alone, or is cut off before the first operator",
         "profile with ProfilerActivity.CPU as well",
     ),
+    "no-operators-observed": Reason(
+        "the execution trace has no operators",
+        "the observer ran before or after the operators did, so there is nothing to link",
+        _BOTH,
+    ),
     "no-ids": Reason(
         "the traces have no common numbers",
         "operators were found by the order of their names on each thread",
@@ -93,7 +98,14 @@ def why_missing(trace: Trace) -> dict[int, str]:
     return {file_id: why for file_id, why in reasons.items() if why}
 
 
+def is_without_operators(pair: dict[str, Any]) -> bool:
+    """Annotations alone, as those of steps, are not what one records an execution trace for."""
+    return not pair["n_operators"]
+
+
 def _why(pair: dict[str, Any], cut: set[int], profiled: set[int]) -> str:
+    if is_without_operators(pair):
+        return "no-operators-observed"
     why = str(pair["why"])
     is_missing = pair["n_linked"] < pair["n_linkable"]
     if why in ("", "partial") and is_missing and pair["profile_id"] in cut:

@@ -1,15 +1,13 @@
-"""L501 to L504: how well execution traces and profiler traces of the same steps fit together."""
+"""L501 to L505: how well execution traces and profiler traces of the same steps fit together."""
 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rankscope.analyze.link.collectives.agreement import Disagreement, RankCall, disagreements
-from rankscope.analyze.link.nodes import EVENTS
-from rankscope.analyze.link.reasons import REASONS, sentence, why_missing
+from rankscope.analyze.link.reasons import REASONS, is_without_operators, sentence, why_missing
 from rankscope.analyze.registry import Skipped, rule
 from rankscope.model.database import database
 from rankscope.model.finding import Comparison, Evidence, Finding, GroupRef, Severity, Side, count_noun, ranks_phrase
@@ -19,6 +17,7 @@ LOW_LINK_PCT = 95.0
 _MIN_UNTIED = 10
 _MAX_UNTIED_PCT = 5.0
 _MAX_SHOWN = 5
+_FEW_INFLATED = 0.1  # of the durations may be those beside the observer: what only its steps did
 _TO_THE_ROOT = ("reduce", "gather")
 
 
@@ -43,7 +42,7 @@ def link_rate_low(trace: Trace) -> Iterator[Finding]:
     reasons = why_missing(trace)
     by_reason: dict[str, list[dict[str, Any]]] = {}
     for pair in trace.table("et_pairs").rows():
-        if pair["n_linkable"] and pair["link_pct"] < LOW_LINK_PCT:
+        if pair["n_operators"] and pair["link_pct"] < LOW_LINK_PCT:
             by_reason.setdefault(reasons[pair["file_id"]], []).append(pair)
     for why, pairs in by_reason.items():
         # Who records no times at all may want none, as for a replay.
@@ -85,6 +84,45 @@ def _found(pair: dict[str, Any]) -> str:
     if pair["n_wrong_names"]:
         found += f", {count_noun(pair['n_wrong_names'], 'number')} under another name"
     return found
+
+
+@rule("L505", "no-operators", needs=("et_traces",))
+def no_operators(trace: Trace) -> Iterator[Finding]:
+    """An execution trace has no operators: there is nothing to link, to replay or to export.
+
+    What it means: the file is whole and can be read, but all it has are the nodes that every execution trace begins
+    with: the process, its threads, the list of process groups.
+
+    Why it happens: the observer was started and stopped at the wrong moments: it was registered but never started, it
+    was stopped before the step did anything, or it was started after the training loop had ended.
+
+    What to do: let the profiler start and stop it: profile(execution_trace_observer=...) observes exactly the steps
+    that are profiled. `rankscope record` does that.
+
+    What could fool it: a process that computes nothing with torch in the observed steps, as one that only loads data.
+    """
+    empty = [pair for pair in trace.table("et_pairs").rows() if is_without_operators(pair)]
+    if not empty:
+        return
+    ranks = tuple(sorted({pair["rank"] for pair in empty}))
+    whose = "execution trace" if len(empty) == 1 else "execution traces"
+    has = "has" if len(empty) == 1 else "have"
+    yield Finding(
+        code="L505",
+        rule="no-operators",
+        severity="warning",
+        certainty="certain",
+        title=f"{ranks_phrase(ranks)}: the {whose} {has} no operators, so nothing can be linked",
+        ranks=ranks,
+        evidence=Evidence(
+            certain=tuple(
+                f"rank {pair['rank']}: {count_noun(pair['n_nodes'], 'node')}, none of which is an operator"
+                for pair in empty[:_MAX_SHOWN]
+            ),
+            facts={"n_nodes": {str(pair["rank"]): pair["n_nodes"] for pair in empty}},
+        ),
+        help=REASONS["no-operators-observed"].help,
+    )
 
 
 @rule("L502", "collectives-disagree", needs=("et_traces", "et_collectives"))
@@ -156,55 +194,45 @@ def durations_inflated(trace: Trace) -> Iterator[Finding | Skipped]:
 
     Why it happens: it is how the two traces get common numbers: both have to run at once.
 
-    What to do: profile a few more steps without the observer, and give them with --durations-from to `rankscope link
-    DIR`, or the same with `rankscope export DIR --to chakra`. The links then come from one trace, the durations from
-    the other.
+    What to do: profile a few more steps without the observer, as `rankscope record` does, and put their traces beside
+    the others: `rankscope link DIR` and `rankscope export DIR --to chakra` then take the durations from them, and this
+    is not told. Traces in another folder are given with --durations-from.
 
-    What could fool it: how much longer operators took is known only where clean steps are in the capture, and it is
-    the steps of the same rank that are compared: those of another program tell nothing.
+    What could fool it: that the observer ran is known; how much longer operators took is not, where no clean steps of
+    the same process are in the capture.
     """
-    paired = [pair for pair in trace.table("et_pairs").rows() if pair["n_linked"]]
+    paired = [pair for pair in trace.table("et_pairs").rows() if pair["n_linked"] and pair["n_operators"]]
     if not paired:
         yield Skipped("no execution trace was recorded together with a profiler trace")
         return
-    ranks = tuple(sorted({pair["rank"] for pair in paired}))
-    slower = _times_slower(trace, {pair["profile_id"] for pair in paired})
-    given = shlex.quote(trace.paths[0]) if len(trace.paths) == 1 else "PATH"
-    measured = f": steps took {slower:.1f} times as long as without it" if slower else ""
+    inflated = _inflated_files(trace)
+    affected = [pair for pair in paired if pair["file_id"] in inflated]
+    if not affected:
+        return
+    ranks = tuple(sorted({pair["rank"] for pair in affected}))
     yield Finding(
         code="L503",
         rule="durations-inflated",
         severity="info",
-        certainty="certain" if all(pair["method"] == "id" for pair in paired) else "likely",
-        title=f"{ranks_phrase(ranks)}: operators took longer than usual, as the observer ran{measured}",
+        certainty="certain" if all(pair["method"] == "id" for pair in affected) else "likely",
+        title=f"{ranks_phrase(ranks)}: operators took longer than usual, as the observer ran",
         ranks=ranks,
         evidence=Evidence(
             certain=("times of kernels are right; those of operators on the host include the observer's own",),
-            facts={"times_slower": round(slower, 2)} if slower else {},
         ),
-        help=f"take the durations of the steps without the observer: rankscope link {given} --durations-from {given}"
-        if slower
-        else "profile two more steps without the observer, and give their trace with --durations-from",
+        help="profile two more steps without the observer and put their trace beside the others, "
+        "or give it with --durations-from",
     )
 
 
-def _times_slower(trace: Trace, observed: set[int]) -> float | None:
-    """Steps with the observer by steps without it, of the same ranks, where the capture has both."""
-    listed = ", ".join(map(str, sorted(observed)))
-    [(slower,)] = (
-        database(trace)
-        .execute(
-            f"""WITH middle AS (
-                SELECT rank, file_id IN ({listed}) AS is_observed, median(duration_ns) AS step_ns
-                FROM steps WHERE file_id IN ({listed})
-                    OR file_id NOT IN (SELECT file_id FROM {EVENTS} WHERE record_id IS NOT NULL)
-                GROUP BY ALL)
-            SELECT median(o.step_ns / c.step_ns) FROM middle AS o JOIN middle AS c USING (rank)
-            WHERE o.is_observed AND NOT c.is_observed AND c.step_ns > 0"""
-        )
-        .fetchall()
+def _inflated_files(trace: Trace) -> set[int]:
+    """Execution traces of which clean steps in the capture do not give nearly all durations."""
+    trace.table("et_links")  # made now, so that the query sees it
+    found = database(trace).execute(
+        f"""SELECT file_id FROM et_links WHERE profile_id IS NOT NULL GROUP BY file_id
+            HAVING count(*) FILTER (is_inflated) > {_FEW_INFLATED} * count(*)"""
     )
-    return float(slower) if slower and slower > 1 else None
+    return {file_id for (file_id,) in found.fetchall()}
 
 
 @rule("L504", "kernels-untied", needs=("et_traces", "kernels"))

@@ -60,6 +60,8 @@ class Built(NamedTuple):
     n_host_time: int
     n_inflated: int
     """Operators whose duration was measured while the observer ran."""
+    n_transplanted: int
+    """Operators whose duration is from clean steps."""
 
 
 def chakra_graphs(trace: Trace) -> Iterator[ChakraGraph]:
@@ -96,8 +98,10 @@ def _build(trace: Trace, source: Source) -> Built:
         file_attributes(trace, source),
     )
     left_out = LeftOut(items.n_outside, items.n_kernels_outside, n_edges_outside, wiring.n_backwards, *comms.n_left_out)
-    n_inflated = int(np.count_nonzero(items.nodes["is_inflated"] == 1))
-    return Built(graph, source, left_out, items.n_nodes, len(items) - items.n_nodes, len(host.item), n_inflated)
+    is_linked, is_inflated = items.nodes["profile_id"] >= 0, items.nodes["is_inflated"] == 1
+    n_inflated, n_clean = (int(np.count_nonzero(rows)) for rows in (is_inflated, is_linked & ~is_inflated))
+    n_kernels = len(items) - items.n_nodes
+    return Built(graph, source, left_out, items.n_nodes, n_kernels, len(host.item), n_inflated, n_clean)
 
 
 def _clock_offset(trace: Trace, source: Source) -> int:
