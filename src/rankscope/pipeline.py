@@ -18,6 +18,7 @@ from rankscope.analyze.hangs.groups import resolve_groups
 from rankscope.analyze.hangs.matching import match_collectives
 from rankscope.analyze.hangs.view import signatures_of
 from rankscope.analyze.link import link_table_makers
+from rankscope.analyze.measured import measured
 from rankscope.analyze.metrics import table_makers
 from rankscope.model.database import database
 from rankscope.model.finding import SCHEMA_NAME, Capture, Report
@@ -77,7 +78,7 @@ def describe_capture(trace: Trace) -> Capture:
     seen = [array for array in moments if len(array)]
     hosts = {host for table in (ranks, profiles, collected[0]) for host in table.text("host").tolist()}
     world_size = max(int(table.array("world_size").max(initial=0)) for table in (profiles, collected[0]))
-    n_steps, step_ns = _steps(trace)
+    n_steps, step_ns = _steps(measured(trace))
     return Capture(
         paths=trace.paths,
         ranks=tuple(sorted(present)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,6 +29,15 @@ def _pairs(folder: Path) -> None:
     demo(folder, "data-loading", 2, "--steps", "3", "--execution-traces")
 
 
+def _recorded(folder: Path) -> None:
+    """As `rankscope record` leaves it: profiles of steps without the observer beside the pairs."""
+    _pairs(folder)
+    with tempfile.TemporaryDirectory() as clean:
+        demo(Path(clean) / "clean", "data-loading", 2, "--steps", "3")
+        for path in (Path(clean) / "clean").glob("kineto_trace_*"):
+            shutil.copy(path, folder / path.name.replace("kineto_trace_", "kineto_clean_"))
+
+
 def _train(script: Path) -> None:
     script.write_text(TRAINING_SCRIPT)
 
@@ -37,6 +47,7 @@ SCENES: dict[str, Builder] = {
     "healthy": _healthy,
     "compiled": _compiled,
     "pairs": _pairs,
+    "recorded": _recorded,
     "train.py": _train,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from rankscope.analyze.measured import measured
 from rankscope.analyze.registry import RULES, Effect, Rule, Skipped, find_rule, rule
 from rankscope.model.finding import SEVERITIES, Check, Finding
 from rankscope.model.schema_compile import COMPILE_TABLES
@@ -80,6 +81,7 @@ _WHY_ABSENT = {
 }
 _ALWAYS_LOGGED = {"compilations", "recompiles", "graph_breaks", "compile_errors", "cache_events", "guards"}
 _COMPILE_TABLES = {table.name for table in COMPILE_TABLES}
+_ABOUT_TIME = "SP"  # families of rules that do not look at steps which the observer slowed down
 _FAMILIES = "HXSPCLD"  # in which order what is equally severe is told: hangs first, holes in the data last
 
 
@@ -89,12 +91,13 @@ def run_rules(trace: Trace) -> tuple[list[Finding], list[Finding], list[Check]]:
     effects: list[Finding] = []
     checks: list[Check] = []
     for rule_ in sorted(RULES.values(), key=lambda rule: rule.code):
-        absent = [table for table in rule_.needs if not (trace.has(table) or _is_known_empty(trace, table))]
+        seen = measured(trace) if rule_.code[0] in _ABOUT_TIME else trace
+        absent = [table for table in rule_.needs if not (seen.has(table) or _is_known_empty(seen, table))]
         if absent:
-            checks.append(Check(rule_.name, "skipped", _why_skipped(trace, absent[0])))
+            checks.append(Check(rule_.name, "skipped", _why_skipped(seen, absent[0])))
             continue
         checks.append(Check(rule_.name, "ran"))
-        for result in rule_.function(trace):
+        for result in rule_.function(seen):
             if isinstance(result, Effect):
                 effects.append(result.finding)
             elif isinstance(result, Skipped):

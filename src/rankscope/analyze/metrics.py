@@ -6,8 +6,12 @@ from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 
+from rankscope.analyze.measured import measured
 from rankscope.analyze.metric import EVERYTHING, METRICS, Metric
 from rankscope.model.tables import Table, Trace
+
+# Linked traces refer to rows of these: they are about all profiles.
+_OF_ALL_PROFILES = ("comm_groups", "comm_matches", "comm_calls", "profile_clocks")
 
 __all__ = ["METRICS", "METRIC_MODULES", "table_makers"]
 
@@ -46,4 +50,6 @@ def table_makers() -> dict[str, Callable[[Trace], Table]]:
 
 
 def _maker(metric: Metric) -> Callable[[Trace], Table]:
-    return lambda trace: metric.compute(trace, EVERYTHING)
+    if metric.table in _OF_ALL_PROFILES:
+        return lambda trace: metric.compute(trace, EVERYTHING)
+    return lambda trace: metric.compute(measured(trace), EVERYTHING)

@@ -82,10 +82,11 @@ def _read(path: str, args: Namespace) -> Side:
 
     from rankscope import pipeline
     from rankscope.analyze.compare.captures import Side
+    from rankscope.analyze.measured import measured
     from rankscope.commands.loading import load_trace
 
     trace = load_trace(Arguments(**{**vars(args), "paths": [path]}))
-    return Side(trace, pipeline.diagnose(trace))
+    return Side(measured(trace), pipeline.diagnose(trace))
 
 
 def _lines(changes: Changes, chosen: str, args: Namespace) -> Iterable[str]:

@@ -223,13 +223,36 @@ def _measure(args: Namespace, name: str, chosen: str) -> Iterator[str]:
     metric = _metrics()[name]
     args.stacks = args.stacks or name in _READS_STACKS
     selection = _selection(args, metric)
-    trace = load_trace(args)
+    whole = load_trace(args)
+    trace = _measured(whole, selection)
     absent = _absent(trace, metric)
     if absent:
         raise InputError(f"{name} cannot be measured here: no {absent[0]} in this capture", _missing_hint(absent))
     table = metric.compute(trace, selection)
     heading = f"{name} of {_extent(trace, selection)}"
-    return _rows(table, [heading], _notes(trace, metric, table, selection), args, chosen, _first_ns(trace))
+    notes = [*_notes(trace, metric, table, selection), *_left_out(whole, trace)]
+    return _rows(table, [heading], notes, args, chosen, _first_ns(trace))
+
+
+def _measured(trace: Trace, selection: Selection) -> Trace:
+    """Without the steps that the observer slowed down, unless they are asked for."""
+    from rankscope.analyze.measured import measured
+
+    chosen = measured(trace)
+    _, all_steps = _ranks_and_steps(trace, selection)
+    _, clean_steps = _ranks_and_steps(chosen, selection)
+    return chosen if selection.steps is None or clean_steps >= all_steps else trace
+
+
+def _left_out(whole: Trace, trace: Trace) -> list[str]:
+    from rankscope.analyze.metric import EVERYTHING
+    from rankscope.model.finding import format_ranks
+
+    steps = _ranks_and_steps(whole, EVERYTHING)[1] - _ranks_and_steps(trace, EVERYTHING)[1]
+    if not steps:
+        return []
+    listed = format_ranks(steps, 6)
+    return [f"steps {listed} left out: the execution trace observer slowed them down (--steps {listed} shows them)"]
 
 
 def _missing_hint(absent: list[str]) -> str:
@@ -242,8 +265,8 @@ def _diff(args: Namespace, chosen: str) -> Iterator[str]:
     if not args.against:
         raise UsageError("diff needs a second capture", "give it with --against OTHER")
     selection = _selection(args, None)
-    after = load_trace(args)
-    before = load_trace(Namespace(**{**vars(args), "paths": [args.against]}))
+    after = _measured(load_trace(args), selection)
+    before = _measured(load_trace(Namespace(**{**vars(args), "paths": [args.against]})), selection)
     for trace, paths in ((after, args.paths), (before, [args.against])):
         if not trace.has("profiles"):
             raise InputError(f"no profiler trace at {' '.join(paths)}", f"diff needs {_RECORDED_BY['profiles']}")
