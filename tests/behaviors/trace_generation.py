@@ -16,7 +16,8 @@ def _has_all_of_the_merged_trace(folder: Path, _: str) -> None:
     """Operators with their inputs from the one trace, times and kernels from the other, and the order between them."""
 
     def count(table: str, condition: str) -> int:
-        [(found,)] = duckdb.sql(f"SELECT count(*) FROM '{folder}/linked/{table}.parquet' WHERE {condition}").fetchall()
+        path = folder / "linked" / f"{table}.parquet"
+        [(found,)] = duckdb.execute(f"SELECT count(*) FROM '{path}' WHERE {condition}").fetchall()
         return int(found)
 
     assert count("nodes", "duration_ns > 0 AND start_ns > 0 AND inputs <> ''") > 0
