@@ -170,6 +170,7 @@ def test_one_process_is_told_by_version_and_number(tmp_path: Path) -> None:
         ("dedicated_log_torch_trace_rank7.log", -1),
         ("dedicated_log_torch_trace_12345678.log", -1),
         ("job/rank5.log", 5),
+        ("traces/torch_logs_1.txt", 1),
         ("a.zip!logs/dedicated_log_torch_trace_rank_2_abcdefgh.log", 2),
         ("notes.log", -1),
     ],

@@ -24,7 +24,7 @@ from rankscope.read.plain_logs import PlainLog, plain_log
 NAME = "compile_log"
 
 _HEADER = re.compile(rb"(?m)^(?:\[\w+\]:\s?)?[VIWEC]\d{4} \d\d:\d\d:\d\d.\d{6} \d+ ?[^\n]*?:\d+\] \{\"")
-_ANY_RANK = re.compile(r"rank[_-]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_ANY_RANK = re.compile(r"(?:rank[_-]?|^torch_logs_)(\d{1,9})(?!\d)", re.IGNORECASE)
 CUT_HINT = "the process was ended while writing, or the copy is incomplete: copy it again if the original is whole"
 
 

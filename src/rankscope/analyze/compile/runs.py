@@ -36,6 +36,7 @@ def settle_compile_logs(trace: Trace) -> dict[str, Table]:
     if "compile_logs" not in trace.tables:
         return {}
     logs = list(trace.table("compile_logs").rows())
+    _name_collected(trace, logs)
     for log, run in zip(logs, runs_of(logs), strict=True):
         log["run"] = run
     _name_unranked(logs)
@@ -80,6 +81,25 @@ def _generations(logs: list[Row]) -> list[Span]:
 
 def _distance(log: Row, span: Span) -> int:
     return max(span[0] - int(log["last_ns"]), int(log["first_ns"]) - span[1], 0)
+
+
+def _name_collected(trace: Trace, logs: list[Row]) -> None:
+    """torch leaves the rank out of the name when it compiles before init_process_group: the collector's manifest has
+    it. The names hold random letters: one that two ranks wrote tells nothing."""
+    ranks: dict[str, set[int]] = {}
+    collected = trace.table("collected_files")
+    for file, rank in zip(collected.text("file").tolist(), collected.array("rank").tolist(), strict=True):
+        ranks.setdefault(_base(file), set()).add(rank)
+    files = trace.table("files")
+    paths = dict(zip(files.array("file_id").tolist(), files.text("path").tolist(), strict=True))
+    for log in (log for log in logs if log["rank"] == MISSING):
+        named = ranks.get(_base(paths.get(log["file_id"], "")), set())
+        if len(named) == 1:
+            (log["rank"],) = named
+
+
+def _base(path: str) -> str:
+    return path.replace("!", "/").rsplit("/", 1)[-1]
 
 
 def _name_unranked(logs: list[Row]) -> None:

@@ -1,7 +1,8 @@
 """What torch's compiler logs: TORCH_LOGS as a file per rank, and the compile log of TORCH_TRACE.
 
 torch's own TORCH_LOGS_OUT is no way: it writes all ranks into one file, and to stderr as well. So the names asked for
-are switched on here, in the rank, and each of torch's handlers keeps showing what the job's own settings ask for.
+are switched on in the rank, and what the job itself turns on (torch._logging.set_logs) goes into the same file
+(log_choice.py). Each of the job's handlers keeps showing what the job's own settings ask for.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rankscope.collect.files import PARTIAL
+from rankscope.collect.launching.log_choice import LogChoice, write_choices
 from rankscope.collect.part import Part
 from rankscope.collect.run import Run
 from rankscope.collect.settings import Settings
 
 COMPILE_LOG_FOLDER = "torch_trace"
-_ARTIFACT = ".__"  # torch names the logger of an artifact <module>.__<artifact>
 
 
 class TorchLogs(Part):
@@ -36,13 +37,12 @@ class TorchLogs(Part):
 
         if self.run.settings.compile_log:
             self._place_compile_log(_internal.LOG_TRACE_HANDLER)
-        if self.run.settings.logs:
-            self._file = _early if _early is not None and _early.is_ours() else _write_logs(self.run.settings)
-            if self._file is None:
-                problem = f"torch does not know all of the logs {self.run.settings.logs}"
-                self.run.problem(self.NAME, problem, "rankscope logs lists them")
-            else:
-                self._file.move(self.run.aside(self.file_name))
+        self._file = _logs_of_this_process(self.run.settings)
+        if self._file is None:
+            problem = f"torch does not know all of the logs {self.run.settings.logs}"
+            self.run.problem(self.NAME, problem, "rankscope logs lists them")
+        else:
+            self._file.move(self.run.aside(self.file_name))
 
     def dump(self, reason: str) -> None:
         self._note_compile_log()
@@ -87,9 +87,17 @@ _early: LogFile | None = None
 def begin_early(settings: Settings) -> None:
     """A script that trains alone is known to be a rank after its first step: by then its model has been compiled."""
     global _early
-    if settings.logs:
+    if settings.logs or settings.compile_log:
         _early = _write_logs(settings)
         atexit.register(_drop, _early)
+
+
+def _logs_of_this_process(settings: Settings) -> LogFile | None:
+    if _early is not None and _early.is_ours():
+        return _early
+    if _early is not None and not _early.has_ended:
+        _early.on_end()  # of the process that this one was forked from: its choice must not pass for the job's own
+    return _write_logs(settings)
 
 
 def _write_logs(settings: Settings) -> LogFile | None:
@@ -97,13 +105,13 @@ def _write_logs(settings: Settings) -> LogFile | None:
     from torch._logging import _internal
 
     try:
-        wanted = LogChoice(_internal._parse_log_settings(settings.logs), _internal.log_registry)
+        state = _internal._parse_log_settings(settings.logs) if settings.logs else _internal.LogState()
+        wanted = LogChoice(state, _internal.log_registry)
     except ValueError:
         return None
     file = LogFile(Path(settings.folder) / f"torch_logs.{os.getpid()}{PARTIAL}", settings.max_bytes)
     file.setFormatter(_internal.DEFAULT_FORMATTER)
-    file.addFilter(wanted.allows)
-    file.on_end = _switch_on(_internal, wanted, file)
+    file.on_end = write_choices(_internal, wanted, file)
     return file
 
 
@@ -143,68 +151,13 @@ class LogFile(logging.FileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         if self.is_full or not self.is_ours():
             return
-        super().emit(record)
+        try:
+            super().emit(record)
+        except OSError:  # the file cannot be made; handleError is not asked then
+            self.is_full = True
+            return
         self.is_full = self.stream is not None and self.stream.tell() >= self._max_bytes
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
         """The disk is full or the folder gone: nothing of that goes to the job's stderr."""
         self.is_full = True
-
-
-class LogChoice:
-    """Which records some settings of TORCH_LOGS let through."""
-
-    def __init__(self, state: Any, registry: Any) -> None:
-        self.levels: dict[str, int] = dict(state.log_qname_to_level)
-        self.artifacts = set(state.artifact_names)
-        self._hidden = registry.off_by_default_artifact_names
-
-    def allows(self, record: logging.LogRecord) -> bool:
-        module, is_artifact, artifact = record.name.partition(_ARTIFACT)
-        if is_artifact and artifact in self.artifacts:
-            return True
-        return record.levelno >= self.level(module) and not (is_artifact and artifact in self._hidden)
-
-    def level(self, module: str) -> int:
-        """Of the nearest module above that has one; torch warns by default."""
-        while module:
-            if module in self.levels:
-                return self.levels[module]
-            module = module.rpartition(".")[0]
-        return logging.WARNING
-
-
-def _switch_on(internal: Any, wanted: LogChoice, file: LogFile) -> Callable[[], None]:
-    """Adds to what the job has chosen; again whenever the job chooses anew. What is returned takes it all back."""
-    initialise = internal._init_logs
-    of_job: list[Any] = []
-
-    def add() -> None:
-        of_job[:] = [internal.log_state]
-        chosen = LogChoice(internal.log_state, internal.log_registry)
-        levels = {name: min(chosen.level(name), wanted.level(name)) for name in {*chosen.levels, *wanted.levels}}
-        internal._set_log_state(internal.LogState(levels, chosen.artifacts | wanted.artifacts))
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        for name in internal.log_registry.get_log_qnames():
-            logger = logging.getLogger(name)
-            for handler in filter(internal._is_torch_handler, logger.handlers):
-                handler.addFilter(chosen.allows)
-            logger.addHandler(file)
-        for name in internal.log_registry.get_artifact_log_qnames():
-            internal.configure_artifact_log(logging.getLogger(name))
-
-    def initialise_and_add(*args: Any, **kwargs: Any) -> None:
-        initialise(*args, **kwargs)
-        add()
-
-    def undo() -> None:
-        internal._init_logs = initialise
-        internal._set_log_state(of_job[0])
-        initialise()
-        for name in internal.log_registry.get_log_qnames():
-            logging.getLogger(name).removeHandler(file)
-
-    add()
-    internal._init_logs = initialise_and_add
-    return undo
