@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from analyze.compile.building import SECOND, START, Made, compiled, findings, log, looked_up, payload_log, trace_of
 from rankscope.analyze.compile.cache_keys import differing
 from rankscope.model.tables import Trace
@@ -154,3 +156,62 @@ def test_ids_given_again_after_a_reset_are_told_apart() -> None:
     [finding] = findings(trace_of(log(0), *made), "C408")
     assert finding.title.startswith("second cannot")
     assert finding.evidence.cost_ns == SECOND
+
+
+def one_process(folder: Path, changed: dict[str, str], key: str = "new", cache: str = "fx_graph") -> Trace:
+    """Two versions of `step` that one process compiled; `changed` are components of the second."""
+    texts = [{"components": COMPONENTS}, {"components": [changed.get(text, text) for text in COMPONENTS]}]
+    made = payload_log(folder / "0.log", 0, 0, texts)
+    for number, compile_id in enumerate(("0/0", "0/1")):
+        place: dict[str, Any] = {"record": number, "time_ns": START + number * SECOND, "cache": cache}
+        made += [compiled(compile_id), looked_up(compile_id, "miss", key if number else "old", **place)]
+    return trace_of(*made)
+
+
+def test_a_miss_of_a_function_that_the_process_had_compiled_names_what_changed(tmp_path: Path) -> None:
+    trace = one_process(
+        tmp_path, {GRAPH: "[g2] gm: def forward(self, s, x)", COMPONENTS[1]: "[s] example_inputs[0]: s77"}
+    )
+    [finding] = findings(trace, "C407")
+    assert finding.severity == "info"
+    assert finding.title.startswith(
+        "2 of 2 look-ups in the compile caches missed, 1 compilation because the graph, example_inputs changed within "
+        "the process"
+    )
+    assert finding.evidence.comparison
+    assert finding.evidence.comparison.keys == ("step [0/1]: the graph", "step [0/1]: example_inputs[0]")
+    assert [side.cells[1] for side in finding.evidence.comparison.sides] == ["shape=[8]", "s77"]
+
+
+@pytest.mark.parametrize("cache", ["fx_graph", "aotautograd"])
+def test_a_setting_that_the_process_changed_between_two_versions_is_named(tmp_path: Path, cache: str) -> None:
+    trace = one_process(tmp_path, {COMPONENTS[2]: "[f] inductor_config[dce]: False"}, cache=cache)
+    [explained, summary] = findings(trace, "C407")
+    assert "because inductor_config[dce] differs from what the process had compiled before" in explained.title
+    assert explained.evidence.comparison
+    assert [side.label for side in explained.evidence.comparison.sides] == ["[0/0]", "[0/1]"]
+    assert "cold" not in summary.title
+    assert not any("logs no components" in note for note in summary.evidence.notes)
+
+
+def test_a_key_that_the_process_itself_had_compiled_means_that_the_cache_was_not_kept(tmp_path: Path) -> None:
+    [lost, _] = findings(one_process(tmp_path, {}, key="old"), "C407")
+    assert (lost.severity, lost.certainty) == ("warning", "certain")
+    assert "although the same process had compiled the very same: the cache was not kept" in lost.title
+
+
+def test_versions_of_different_functions_are_not_compared(tmp_path: Path) -> None:
+    made = payload_log(tmp_path / "0.log", 0, 0, [{"components": COMPONENTS}, {"components": [GRAPH]}])
+    for number, name in enumerate(("first", "second")):
+        made += [compiled(f"{number}/0", function=name, line=number)]
+        made += [looked_up(f"{number}/0", "miss", name, record=number, time_ns=START + number)]
+    [finding] = findings(trace_of(*made), "C407")
+    assert finding.title.startswith("the compile caches were cold: all 2 look-ups missed")
+
+
+def test_an_attempt_that_was_given_up_is_no_earlier_version(tmp_path: Path) -> None:
+    made = payload_log(tmp_path / "0.log", 0, 0, [{"components": COMPONENTS}, {"components": [GRAPH]}])
+    made.append(compiled("0/0"))
+    made += [looked_up("0/0", "miss", str(n), record=n, attempt=n, time_ns=START + n) for n in range(2)]
+    [finding] = findings(trace_of(*made), "C407")
+    assert "cold" in finding.title

@@ -1,14 +1,16 @@
-"""Why a look-up missed: the components of its key beside those of the same look-up in another run or rank."""
+"""Why a look-up missed: the components of its key beside those of the same look-up in another run or rank, or beside
+those of the function as this process compiled it before."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from rankscope.analyze.compile.sites import Site, sites_of
+from rankscope.analyze.compile.sites import NOWHERE, Site, sites_of
 from rankscope.analyze.compile.wording import shortened
 from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import Trace
@@ -29,7 +31,7 @@ class Change(NamedTuple):
 
 
 class Miss(NamedTuple):
-    """A miss, and the same look-up as it was made before: in an earlier run, or by another rank of this one."""
+    """A miss, and the same look-up as it was made before: in an earlier run, by another rank, or in this process."""
 
     event: Row
     before: Row
@@ -41,6 +43,15 @@ class Miss(NamedTuple):
     @property
     def is_same_run(self) -> bool:
         return self.run == self.run_before
+
+    @property
+    def is_same_process(self) -> bool:
+        return bool(self.event["file_id"] == self.before["file_id"])
+
+    @property
+    def compilation(self) -> tuple[Any, ...]:
+        """Which one it was that looked something up."""
+        return tuple(self.event[name] for name in ("file_id", "rank", "compile_id", "attempt", "instance"))
 
     @property
     def is_same_key(self) -> bool:
@@ -63,31 +74,60 @@ def misses_of(trace: Trace, cache: str) -> list[Miss]:
     return misses
 
 
+def logs_components(trace: Trace, cache: str) -> bool:
+    """As the first miss of the cache has it: torch before 2.13 logged only the key for some caches."""
+    events = trace.table("cache_events")
+    is_miss = events.text("cache").equals(cache) & events.text("outcome").equals("miss")
+    rows = events.take(np.flatnonzero(is_miss)[:1]).rows()
+    return any(_texts(trace, (row["file_id"], row["record"])) for row in rows)
+
+
 def _repeated(trace: Trace, cache: str) -> Iterator[list[Miss]]:
-    """Each miss beside the latest earlier look-ups that are the same: in function, compilation and position among its
-    look-ups. One with the same key stands alone."""
+    """Each miss beside the latest earlier look-ups of the same: in another process those of the same function,
+    compilation and position among its look-ups; where there are none, those of an earlier version of the function in
+    this process. One with the same key stands alone."""
     sites, events = sites_of(trace), trace.table("cache_events")
     wanted = events.take(np.flatnonzero(events.text("cache").equals(cache)))
-    if len(set(wanted.array("file_id").tolist())) < 2:
-        return
-    seen: dict[tuple[Any, ...], dict[str, Row]] = {}
+    starts = _starts(trace, set(wanted.array("file_id").tolist()))
+    by_look_up: dict[tuple[Any, ...], dict[str, Row]] = {}
+    by_function: dict[tuple[Any, ...], dict[str, Row]] = {}
     counts: dict[tuple[Any, ...], int] = {}
     for event in sorted(wanted.rows(), key=lambda event: (event["time_ns"], event["file_id"], event["record"])):
-        own = (event["file_id"], event["compile_id"], event["attempt"])
-        counts[own] = counts.get(own, 0) + 1
+        process, compile_id = (event["file_id"], event["rank"]), event["compile_id"]
+        event["instance"] = bisect_right(starts.get((event["file_id"], compile_id), ()), event["record"])
+        own = (*process, compile_id, event["attempt"], event["instance"])
+        position = counts[own] = counts.get(own, 0) + 1
         site = sites.find(event)
-        # By key, the latest last: ranks that agree are one candidate.
-        earlier = seen.setdefault((site, event["compile_id"], event["attempt"], counts[own]), {})
-        same = (
-            [earlier[event["key"]]] if event["key"] in earlier else list(earlier.values())[: -_MAX_CANDIDATES - 1 : -1]
-        )
-        others = [row for row in same if row["file_id"] != event["file_id"]]
-        if event["outcome"] == "miss" and others:
-            runs = [sites.run(row["file_id"]) for row in (event, *others)]
-            yield [Miss(event, row, site, runs[0], run) for row, run in zip(others, runs[1:], strict=True)]
+        same = by_look_up.setdefault((site, compile_id, event["attempt"], position), {})
+        versions = by_function.setdefault((*process, site, compile_id.rpartition("/")[0], position), {})
+        others = [row for row in _latest(same, event) if row["file_id"] != event["file_id"]]
+        before = others or [row for row in _latest(versions, event) if site != NOWHERE and _is_other(row, event)]
+        if event["outcome"] == "miss" and before:
+            runs = [sites.run(row["file_id"]) for row in (event, *before)]
+            yield [Miss(event, row, site, runs[0], run) for row, run in zip(before, runs[1:], strict=True)]
         if event["key"]:
-            earlier.pop(event["key"], None)
-            earlier[event["key"]] = event
+            for seen in (same, versions):  # by key, the latest last: ranks that agree are one candidate
+                seen.pop(event["key"], None)
+                seen[event["key"]] = event
+
+
+def _starts(trace: Trace, file_ids: set[int]) -> dict[tuple[int, str], list[int]]:
+    """(file, compile id) -> the records with which it began: more than one where torch._dynamo.reset was called."""
+    records = trace.table("compile_records")
+    rows = np.flatnonzero(records.text("kind").equals("dynamo_start") & np.isin(records.array("file_id"), [*file_ids]))
+    found: dict[tuple[int, str], list[int]] = {}
+    for row in records.take(rows).rows():
+        found.setdefault((row["file_id"], row["compile_id"]), []).append(row["record"])
+    return found
+
+
+def _latest(seen: dict[str, Row], event: Row) -> list[Row]:
+    return [seen[event["key"]]] if event["key"] in seen else list(seen.values())[: -_MAX_CANDIDATES - 1 : -1]
+
+
+def _is_other(row: Row, event: Row) -> bool:
+    """Not an attempt at the same compilation that was given up."""
+    return bool((row["compile_id"], row["instance"]) != (event["compile_id"], event["instance"]))
 
 
 def _changes(trace: Trace, miss: Miss, known: _Known) -> tuple[Change, ...]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from rankscope.analyze.compile.cache_keys import GRAPH, Miss, misses_of
+from rankscope.analyze.compile.cache_keys import GRAPH, Miss, logs_components, misses_of
 from rankscope.analyze.compile.chains import costs_of
 from rankscope.analyze.compile.sites import Site, key_of, sites_of
 from rankscope.analyze.compile.wording import cost_on, first_line, listed, most, ranks_of, run_note, shortened
@@ -17,6 +17,11 @@ from rankscope.model.tables import Trace
 Row = dict[str, Any]
 _CACHES = {"fx_graph": "FX graph cache", "aotautograd": "AOTAutograd's cache"}
 _MAX_CHANGES = 6
+_KEEP_VERSIONS = (
+    "the recompilations are what to look at (C401, C402): a cache finds nothing for inputs, graphs or settings that it "
+    "has not seen"
+)
+_UNTOLD = "AOTAutograd's cache logs no components of its keys in this version of torch: why it missed is unknown"
 _DEAR_NS = 10_000_000_000
 _KEEP = (
     "keep the folder TORCHINDUCTOR_CACHE_DIR between runs and share it between the ranks of a host, or set "
@@ -29,8 +34,9 @@ def cache_miss(trace: Trace) -> Iterator[Finding | Effect]:
     """Graphs were compiled that a cache of compiled code did not have, or had under another key.
 
     What it means: the key of a look-up is made of the graph, the inputs, the settings and the versions. Where the same
-    look-up was made in an earlier run, or by another rank, the two keys are compared and the components that differ are
-    named. A cold cache is no fault in itself: it is told once per run, with the time that a warm one would save.
+    look-up was made in an earlier run, by another rank, or for an earlier version of the function in the same process,
+    the two keys are compared and the components that differ are named. A cold cache is no fault in itself: it is
+    reported once per run, with the time that a warm one would save.
 
     Why it happens: a cache folder that is not kept or not shared, a setting that differs between runs or ranks, inputs
     of another shape or on another device, a new version of torch, code that changed.
@@ -38,22 +44,30 @@ def cache_miss(trace: Trace) -> Iterator[Finding | Effect]:
     What to do: make the named component equal, or keep and share the cache.
 
     What could fool it: look-ups are paired by function, number of the compilation and position, and compared with the
-    most similar of the last four before them. AOTAutograd's cache
-    logs no components (torch 2.13), so its misses are counted and not explained. At most 20 misses of a cache are
-    compared, the dearest first.
+    most similar of the last four before them. Some versions of torch log no components for AOTAutograd's cache: its
+    misses are then counted and not explained. At most 20 misses of a cache are compared, the most expensive first.
     """
     sites = sites_of(trace)
     runs = sites.run_of.values()
-    misses = misses_of(trace, "fx_graph")
+    misses = _explained_misses(trace)
+    is_told = logs_components(trace, "aotautograd")
     for run, lookups in _lookups_by_run(trace).items():
         own = [miss for miss in misses if sites.run(miss.event["file_id"]) == run]
         explained = [miss for miss in own if miss.changes and not miss.is_other_graph]
-        lost = [miss for miss in own if miss.is_same_key and not miss.is_same_run]
-        yield from _by_changes(explained, run_note(run, runs))
-        if lost:
-            yield _describe_lost(lost, run_note(run, runs))
+        notes = run_note(run, runs)
+        yield from _by_changes(explained, notes)
+        yield from _describe_lost(own, notes)
         if lookups.n_misses:
-            yield _summary(lookups, own, run == min(runs), run_note(run, runs))
+            is_untold = ("aotautograd", "miss") in lookups.outcomes and not is_told
+            yield _summary(lookups, own, run == min(runs), (*((_UNTOLD,) if is_untold else ()), *notes))
+
+
+def _explained_misses(trace: Trace) -> list[Miss]:
+    """Of AOTAutograd's cache only those whose compilation did not miss the FX graph cache for the same reason."""
+    misses = misses_of(trace, "fx_graph")
+    known = {miss.compilation for miss in misses}
+    others = misses_of(trace, "aotautograd")
+    return misses + [miss for miss in others if miss.changes and miss.compilation not in known]
 
 
 class _Lookups(NamedTuple):
@@ -88,10 +102,9 @@ def _by_changes(misses: list[Miss], notes: tuple[str, ...]) -> Iterator[Finding]
     """One finding for all misses that the same components led to."""
     groups: dict[tuple[Any, ...], list[Miss]] = {}
     for miss in misses:
-        groups.setdefault(
-            (miss.is_same_run, miss.run_before, tuple(change.component for change in miss.changes)), []
-        ).append(miss)
-    for (is_same_run, _, components), own in groups.items():
+        where = (miss.is_same_process, miss.is_same_run, miss.run_before)
+        groups.setdefault((where, tuple(change.component for change in miss.changes)), []).append(miss)
+    for ((_, is_same_run, _), components), own in groups.items():
         costs = _taken(own)
         first = own[0]
         labels = _labels(first)
@@ -141,12 +154,16 @@ def _make_equal(components: Iterable[str]) -> str:
 
 
 def _labels(miss: Miss) -> tuple[str, str]:
+    if miss.is_same_process:
+        return f"[{miss.before['compile_id']}]", f"[{miss.event['compile_id']}]"
     if miss.is_same_run:
         return f"rank {miss.before['rank']}", f"rank {miss.event['rank']}"
     return f"run {miss.run_before}", f"run {miss.run}"
 
 
 def _between(miss: Miss) -> str:
+    if miss.is_same_process:
+        return "from what the process had compiled before"
     return "between ranks" if miss.is_same_run else f"from run {miss.run_before}"
 
 
@@ -166,61 +183,110 @@ def _taken(misses: list[Miss]) -> dict[int, int]:
     return costs
 
 
-def _describe_lost(misses: list[Miss], notes: tuple[str, ...]) -> Finding:
-    costs = _taken(misses)
-    return Finding(
-        code="C407",
-        rule="cache-miss",
-        severity="warning",
-        certainty="certain",
-        title=f"{_graphs(len(misses))} compiled anew although an earlier run had compiled the very same: "
-        f"the cache was not kept ({cost_on(most(costs), len(costs))})",
-        ranks=ranks_of(costs),
-        location=misses[0].site.location,
-        evidence=Evidence(
-            certain=("the keys of the look-ups are equal in both runs",),
-            notes=(f"functions: {_functions(misses)}", *notes),
-            cost_ns=most(costs) or None,
-            facts={"keys": [miss.event["key"] for miss in misses], "n": len(misses)},
-        ),
-        help=_KEEP,
-    )
+def _describe_lost(misses: list[Miss], notes: tuple[str, ...]) -> Iterator[Finding]:
+    """Keys that a cache had been given before. Ranks that compile at the same time cannot have each other's."""
+    again = [miss for miss in misses if miss.is_same_key]
+    for own, who, where in (
+        ([miss for miss in again if not miss.is_same_run], "an earlier run", "in both runs"),
+        ([miss for miss in again if miss.is_same_process], "the same process", "both times"),
+    ):
+        if not own:
+            continue
+        costs = _taken(own)
+        yield Finding(
+            code="C407",
+            rule="cache-miss",
+            severity="warning",
+            certainty="certain",
+            title=f"{_graphs(len(own))} compiled anew although {who} had compiled the very same: "
+            f"the cache was not kept ({cost_on(most(costs), len(costs))})",
+            ranks=ranks_of(costs),
+            location=own[0].site.location,
+            evidence=Evidence(
+                certain=(f"the keys of the look-ups are equal {where}",),
+                notes=(f"functions: {_functions(own)}", *notes),
+                cost_ns=most(costs) or None,
+                facts={"keys": [miss.event["key"] for miss in own], "n": len(own)},
+            ),
+            help=_KEEP,
+        )
 
 
 def _summary(lookups: _Lookups, misses: list[Miss], is_first: bool, notes: tuple[str, ...]) -> Finding:
     cost = most(lookups.costs)
     told = cost_on(cost, len(lookups.costs)) if cost else ""
-    n_all = lookups.n_misses + lookups.n_hits
-    title = f"{lookups.n_misses:,} of {count_noun(n_all, 'look-up')} in the compile caches missed"
-    if is_first and not lookups.n_hits:
-        title = f"the compile caches were cold: {'all ' * (n_all > 1)}{count_noun(n_all, 'look-up')} missed"
     changed = [miss for miss in misses if miss.is_other_graph]
-    shared = [miss for miss in misses if miss.is_same_key and miss.is_same_run]
-    is_untold = ("aotautograd", "miss") in lookups.outcomes
+    versions = [miss for miss in changed if miss.is_same_process]
+    shared = [miss for miss in misses if miss.is_same_key and miss.is_same_run and not miss.is_same_process]
+    elsewhere = [miss for miss in changed if not miss.is_same_process]
     return Finding(
         code="C407",
         rule="cache-miss",
         severity="info",
         certainty="certain",
-        title=f"{title}{f'; compiling what was not there took {told}' if told else ''}",
+        title=f"{_title(lookups, misses, is_first)}{f'; compiling what was not there took {told}' if told else ''}",
         ranks=ranks_of(lookups.costs),
         evidence=Evidence(
             certain=tuple(_outcome_lines(lookups)),
             notes=(
-                *((f"not the same as before in {_functions(changed)}: {_changed(changed)}",) if changed else ()),
+                *((f"not the same as before in {_functions(elsewhere)}: {_changed(elsewhere)}",) if elsewhere else ()),
                 *((f"{_graphs(len(shared))} compiled on several ranks, each for itself",) if shared else ()),
-                *(
-                    ("AOTAutograd's cache logs no components of its keys: why it missed is not told",)
-                    if is_untold
-                    else ()
-                ),
                 *notes,
             ),
+            comparison=_versions_compared(versions),
             cost_ns=cost or None,
-            facts={"outcomes": [[*key, count] for key, count in sorted(lookups.outcomes.items())]},
+            facts={
+                "outcomes": [[*key, count] for key, count in sorted(lookups.outcomes.items())],
+                "changed_in_process": [
+                    [miss.before["compile_id"], miss.event["compile_id"], [change.component for change in miss.changes]]
+                    for miss in versions
+                ],
+            },
         ),
-        help=_KEEP,
+        help=_KEEP if len(misses) < lookups.n_misses else _KEEP_VERSIONS,
     )
+
+
+def _title(lookups: _Lookups, misses: list[Miss], is_first: bool) -> str:
+    """Cold is a cache that nobody had filled: what the process had compiled before, in another version, is no proof."""
+    n_all = lookups.n_misses + lookups.n_hits
+    versions = [miss for miss in misses if miss.is_same_process and miss.changes]
+    n_again = len({miss.compilation for miss in versions})
+    again = ""
+    if n_again:
+        components = listed((_component_name(change.component) for miss in versions for change in miss.changes), 3)
+        again = f", {count_noun(n_again, 'compilation')} because {components} changed within the process"
+    if is_first and not lookups.n_hits and not n_again:
+        return f"the compile caches were cold: {'all ' * (n_all > 1)}{count_noun(n_all, 'look-up')} missed"
+    return f"{lookups.n_misses:,} of {count_noun(n_all, 'look-up')} in the compile caches missed{again}"
+
+
+def _component_name(component: str) -> str:
+    """`example_inputs[3]` is one of many: the finding's table says which."""
+    return component.partition("[")[0] if component.startswith("example_inputs") else _own_name(component)
+
+
+def _versions_compared(versions: list[Miss]) -> Comparison | None:
+    """What the process compiled beside what it had compiled before, the most expensive first."""
+    rows = [
+        (f"{miss.site.name} [{miss.event['compile_id']}]: {_own_name(change.component)}", change)
+        for miss in versions
+        for change in miss.changes
+    ][:_MAX_CHANGES]
+    if not rows:
+        return None
+    return Comparison(
+        "what changed",
+        tuple(name for name, _ in rows),
+        (
+            Side("before", (), tuple(change.old for _, change in rows)),
+            Side("now", (), tuple(change.new for _, change in rows)),
+        ),
+    )
+
+
+def _own_name(component: str) -> str:
+    return "the graph" if component == GRAPH else component
 
 
 def _changed(misses: list[Miss]) -> str:

@@ -8,6 +8,7 @@ are switched on in the rank, and what the job itself turns on (torch._logging.se
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -88,8 +89,9 @@ def begin_early(settings: Settings) -> None:
     """A script that trains alone is known to be a rank after its first step: by then its model has been compiled."""
     global _early
     if settings.logs or settings.compile_log:
-        _early = _write_logs(settings)
-        atexit.register(_drop, _early)
+        with contextlib.suppress(ImportError, AttributeError):  # a torch that logs in another way: the part tells it
+            _early = _write_logs(settings)
+            atexit.register(_drop, _early)
 
 
 def _logs_of_this_process(settings: Settings) -> LogFile | None:
