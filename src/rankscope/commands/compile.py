@@ -46,6 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--compare", metavar=("OLD", "NEW"), nargs=2, help="say what changed between two runs")
     add_fail_on(parser)
     output.add_output_options(parser)
+    output.add_finding_options(parser)
     add_reading_options(parser)
 
 
@@ -200,8 +201,10 @@ def _entry(args: Namespace) -> str:
 def _next_command(report: Report, trees: Sequence[RankTree], args: Namespace) -> str:
     import shlex
 
-    if report.findings or not trees:
-        return f"rankscope explain {report.findings[0].code}" if report.findings else "rankscope compile --help"
+    if report.findings:
+        return f"rankscope explain {report.findings[0].code}"
+    if not trees:
+        return f'rankscope query {" ".join(map(shlex.quote, args.paths[:1]))} "from log_lines"'
     again = " ".join(map(shlex.quote, ("rankscope", "compile", *args.paths, "-o", args.output)))
     return f"{again} --overwrite --open"
 

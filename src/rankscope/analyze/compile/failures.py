@@ -17,6 +17,7 @@ Row = dict[str, Any]
 _RESTART_INFO_NS = 1_000_000_000
 _MAX_LINES = 4
 _CLASS = re.compile(r"^<class '(?:[\w.]+\.)?(?P<name>\w+)'>$")  # some reasons are nothing but an exception's class
+_EMPTY = re.compile(r"\s*(?:Explanation|Hint|Developer debug context):\s*$")  # a heading of torch's with nothing behind
 _BUG = "where the traceback ends in torch's own code, report it with the log"
 
 
@@ -50,7 +51,7 @@ def _describe_failure(failure: Failure, notes: tuple[str, ...]) -> Finding:
     consequence = (
         "it runs without compilation: suppress_errors is set" if failure.is_suppressed else "the call failed with it"
     )
-    lines = [shortened(line, 300) for line in told if line.strip()][:_MAX_LINES]
+    lines = [shortened(line, 300) for line in told if line.strip() and not _EMPTY.match(line)][:_MAX_LINES]
     is_soft = name in ("Unsupported", "UserError")
     help_text = (
         "follow the hint, move the line out of the function, or compile without fullgraph=True"
