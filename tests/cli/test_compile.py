@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -274,3 +275,35 @@ def test_serve_shows_the_report_until_it_is_interrupted(logs: Path, tmp_path: Pa
             assert process.wait(30) == 0
         finally:
             process.kill()
+
+
+def test_a_zip_holds_all_files_of_the_report(logs: Path) -> None:
+    assert run(logs, "-o", "report.zip") == 0
+    assert run(logs, "-o", "report") == 0
+    with zipfile.ZipFile("report.zip") as archive:
+        archive.extractall("unpacked")
+    written, unpacked = (
+        {path.relative_to(top).as_posix() for path in Path(top).rglob("*") if path.is_file()}
+        for top in ("report", "unpacked/report")
+    )
+    assert unpacked == written
+    assert run(logs, "-o", "report.zip") == 2  # it is there already
+
+
+@pytest.mark.parametrize("logged", ["aotautograd_cache_miss", "aot_autograd_cache_miss"])
+def test_both_spellings_of_a_cache_are_found(logged: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """torch writes one, its guide the other."""
+    log = LogBuilder(None).start("0/0").artifact(logged, {"key": "abc"}, "0/0").metrics("0/0")
+    log.write(tmp_path / "logs")
+    assert run(tmp_path / "logs") == 0
+    one, other = sorted(path.name for path in Path("tl_out/-_0_0_0").glob("*cache_miss*"))
+    assert (one.rpartition("_")[0], other.rpartition("_")[0]) == ("aot_autograd_cache_miss", "aotautograd_cache_miss")
+    assert Path("tl_out/-_0_0_0", one).read_bytes() == Path("tl_out/-_0_0_0", other).read_bytes()
+    index = Path("tl_out/index.html").read_text()
+    assert f">{one}<" in index or f"(also {one})" in index
+    assert f">{other}<" in index or f"(also {other})" in index
+    for name in ("aotautograd_cache_miss", "aot_autograd_cache_miss"):
+        capsys.readouterr()
+        query = f"select count(*) as n from cache_events where '{name}' in (artifact, also_named) and outcome = 'miss'"
+        assert main(["query", str(tmp_path / "logs"), query, "--json"]) == 0
+        assert '"n": 1' in capsys.readouterr().out.replace('"n":1', '"n": 1')

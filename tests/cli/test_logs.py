@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.cli import main
-from rankscope.collect.launching.log_names import ask_torch, is_well_formed, split_names
+from rankscope.collect.launching.log_names import as_torch_has_them, ask_torch, is_well_formed, split_names
 
 REGISTRY = """
 class log_registry:
@@ -102,3 +102,13 @@ def test_names_are_split_as_torch_does() -> None:
     assert split_names("+dynamo, -inductor,recompiles") == ["dynamo", "inductor", "recompiles"]
     assert is_well_formed("+dynamo,-torch._inductor,recompiles")
     assert not any(map(is_well_formed, ("", "a,,b", "a b", "++a", "help!", "a,")))
+
+
+def test_names_of_torchs_guide_are_taken(torch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    registry = REGISTRY.replace('"recompiles", "graph_breaks"}', '"aot_joint_graph"}').replace('"dynamo":', '"torch":')
+    (torch / "_logging" / "_internal.py").write_text(registry)
+    assert main(["logs", "aot_joint_graphs"]) == 0
+    assert "aot_joint_graph  no description (also called aot_joint_graphs)" in capsys.readouterr().out
+    assert main(["logs"]) == 0
+    assert "  all              messages of all components" in capsys.readouterr().out
+    assert as_torch_has_them("+all,-aot_joint_graphs,aot_graphs") == "+all,-aot_joint_graph,aot_graphs"

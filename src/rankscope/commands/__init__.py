@@ -10,4 +10,5 @@ COMMANDS = (
     *("diagnose", "explain", "demo", "report", "timeline", "serve", "compare"),
     *("fr", "compile", "metrics", "link", "chakra", "query", "export", "tables"),
     *("record", "snapshot", "logs", "desync", "attach", "completion"),
+    "tlparse",
 )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 HELP = "say what torch.compile did and what it cost, and write all that it logged as a report"
 RECORD_HINT = "record one: TORCH_TRACE=traces python train.py"
 _MAX_LISTED = 20
+_SHARING = "The report holds the model's code and no weights: mind that before you share it."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--output",
         metavar="OUT",
         default="tl_out",
-        help="folder, or one .html file with all in it (default: tl_out)",
+        help="folder, or one .html or .zip file with all in it (default: tl_out)",
     )
     parser.add_argument("--latest", action="store_true", help="leave earlier runs out of the findings, too")
     parser.add_argument("--all-ranks", action="store_true", help="one folder per rank, even for a single rank")
@@ -80,18 +81,18 @@ def _check_destination(args: Namespace) -> None:
     from rankscope.commands.report_folder import check_folder
     from rankscope.errors import UsageError
 
-    if not _is_page(args.output):
+    if not _is_file(args.output):
         check_folder(args.output, args.force)
         return
     output.check_writable(args.output, args.force)
     if args.serve is not None:
         raise UsageError("--serve needs a folder", "open the file itself: it has everything in it")
     if args.export:
-        raise UsageError("--export needs a folder", "drop .html from the name of the output")
+        raise UsageError("--export needs a folder", "drop .html or .zip from the name of the output")
 
 
-def _is_page(path: str) -> bool:
-    return path.lower().endswith((".html", ".htm"))
+def _is_file(path: str) -> bool:
+    return path.lower().endswith((".html", ".htm", ".zip"))
 
 
 def _choose_run(trace: Trace, args: Namespace) -> None:
@@ -140,12 +141,13 @@ def _write(trace: Trace, report: Report, args: Namespace) -> list[RankTree]:
     from rankscope.render.compile_tree.outputs import TreeOptions, plan_ranks
 
     meanings = {rule.code: rule.doc.strip().splitlines()[0] for rule in RULES.values()}
-    options = TreeOptions(args.plain_text, args.all_ranks, args.export, args.provenance, os.getcwd(), meanings)
+    header = getattr(args, "header_html", "")  # of rankscope tlparse
+    options = TreeOptions(args.plain_text, args.all_ranks, args.export, args.provenance, os.getcwd(), meanings, header)
     if "trace" not in trace.table("compile_logs").text("source").tolist():
         sys.stderr.write(f"No report is written: text of TORCH_LOGS holds no graphs or code; {RECORD_HINT}\n")
         return []
-    if _is_page(args.output):
-        _write_page(trace, report, args.output, options)
+    if _is_file(args.output):
+        _write_file(trace, report, args.output, options)
         return plan_ranks(trace, options)
     from rankscope.commands.report_folder import new_folder
     from rankscope.render.compile_tree.writer import write_tree
@@ -154,12 +156,13 @@ def _write(trace: Trace, report: Report, args: Namespace) -> list[RankTree]:
         return write_tree(trace, report, folder, options)
 
 
-def _write_page(trace: Trace, report: Report, path: str, options: TreeOptions) -> None:
-    from rankscope.render.compile_tree.single_file import write_single
+def _write_file(trace: Trace, report: Report, path: str, options: TreeOptions) -> None:
+    from rankscope.render.compile_tree.single_file import pack_folder, write_single, zip_folder
     from rankscope.render.whole_file import whole_file
 
+    pack = zip_folder if path.lower().endswith(".zip") else pack_folder
     with whole_file(path) as part:  # a page that was cut off would look whole
-        packed = write_single(trace, report, part, options)
+        packed = write_single(trace, report, part, options, pack)
     if packed.note:
         sys.stderr.write(f"{path}: {packed.note}\n")
 
@@ -173,7 +176,7 @@ def _show(trace: Trace, report: Report, trees: Sequence[RankTree], args: Namespa
     shown = output.terminal_options(args, _next_command(report, trees, args))
     if trees:
         totals = [] if args.export else _totals(trace, trees)  # an export compiles nothing
-        output.print_lines([*totals, f"Report: {_entry(args)}", ""])
+        output.print_lines([*totals, f"Report: {_entry(args)}", "", _SHARING, ""])
     output.print_lines(load_renderer("txt")(report, shown))
 
 
@@ -195,7 +198,7 @@ def _totals(trace: Trace, trees: Sequence[RankTree]) -> Iterator[str]:
 
 
 def _entry(args: Namespace) -> str:
-    return args.output if _is_page(args.output) else os.path.join(args.output, "index.html")
+    return args.output if _is_file(args.output) else os.path.join(args.output, "index.html")
 
 
 def _next_command(report: Report, trees: Sequence[RankTree], args: Namespace) -> str:

@@ -166,7 +166,7 @@ def _check_logs(logs: str, command: list[str]) -> None:
     """A name that torch does not know would cost the logs of the whole run."""
     from rankscope.cli import did_you_mean
     from rankscope.collect.launching.environment import job_python
-    from rankscope.collect.launching.log_names import ask_torch, is_well_formed, split_names
+    from rankscope.collect.launching.log_names import as_torch_has_them, ask_torch, is_well_formed, split_names
 
     if not logs:
         return
@@ -176,7 +176,7 @@ def _check_logs(logs: str, command: list[str]) -> None:
     if python is None:
         _tell("the names of --logs are not checked: the command does not show which Python it runs")
         return
-    asked = split_names(logs)
+    asked = split_names(as_torch_has_them(logs))
     try:
         known = ask_torch(python, asked)
     except InputError as error:

@@ -198,6 +198,8 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         time_ns     int64  When it happened.
         cache       text   fx_graph or aotautograd, or another name as logged.
         outcome     text   hit, miss or bypass.
+        artifact    text   Name of its record as torch writes it: fx_graph_cache_miss, aotautograd_cache_hit, ...
+        also_named  text   The other spelling of that name, where there is one: aot_autograd_cache_hit.
         key         text   The key.
         detail      text   Torch's detail on the outcome.
         reason      text   Why the cache was passed by.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rankscope.model.artifact_names import other_spelling
 from rankscope.model.payloads import untabbed
 from rankscope.model.tables import MISSING
 from rankscope.read.compile_headers import Frame, Metrics, ShapeRecord, StackRecord, decode_kind, lenient, load_json
@@ -147,7 +148,8 @@ class RowMaker:
         else:
             cache, _, outcome = record.name.rpartition("_")
             if outcome in CACHE_OUTCOMES and cache.endswith("_cache"):
-                self._put("cache_events", record, cache_columns(record.tabbed(), cache, outcome))
+                names = {"artifact": record.name, "also_named": other_spelling(record.name)}
+                self._put("cache_events", record, cache_columns(record.tabbed(), cache, outcome) | names)
 
 
 def _site(row: Row) -> Row:
@@ -221,7 +223,8 @@ def cache_columns(payload: bytes, cache: str, outcome: str) -> Row:
     taken = event.time_saved_ns if event.time_saved_ns is not None else event.time_taken_ns
     if taken is None and event.time_saved_ms is not None:
         taken = int(event.time_saved_ms * 1e6)
-    row: Row = {"cache": cache.removesuffix("_cache"), "outcome": outcome, "key": event.key or ""}
+    name = cache.removesuffix("_cache").replace("aot_autograd", "aotautograd")  # one name for both spellings
+    row: Row = {"cache": name, "outcome": outcome, "key": event.key or ""}
     row.update(detail=event.cache_status_detailed or event.cache_state or "", taken_ns=_bounded(taken, _MAX_INT))
     row["reason"] = event.cache_bypass_reason or event.cache_bypass_exception_type or ""
     if event.cache_event_time is not None and 0 < event.cache_event_time < _MAX_INT:

@@ -31,6 +31,10 @@ print({_MARK!r} + json.dumps({{"torch": torch.__version__, "loggers": loggers, "
 """
 
 
+# How torch's guide spells a name -> the name that torch takes.
+GUIDE_NAMES = {"aot_joint_graphs": "aot_joint_graph"}
+
+
 class LogName(NamedTuple):
     name: str
     kind: str  # a log has levels (+name, -name), an artifact is on or off
@@ -51,6 +55,11 @@ class LogNames(NamedTuple):
 def split_names(logs: str) -> list[str]:
     """`+dynamo,-inductor,recompiles` without the signs."""
     return [word.strip().lstrip("+-") for word in logs.split(",") if word.strip()]
+
+
+def as_torch_has_them(logs: str) -> str:
+    """With names of torch's guide that torch itself does not take replaced by those that it does."""
+    return ",".join(re.sub(r"\w+$", lambda name: GUIDE_NAMES.get(name[0], name[0]), word) for word in logs.split(","))
 
 
 def is_well_formed(logs: str) -> bool:
@@ -86,8 +95,11 @@ def _parsed(answer: str) -> LogNames:
     loggers = [
         LogName(name, "log", f"messages of {', '.join(modules)}") for name, modules in sorted(told["loggers"].items())
     ]
+    if "torch" in told["loggers"]:  # which torch takes under both names
+        loggers.insert(0, LogName("all", "log", "messages of all components"))
+    guide = {name: f" (also called {other})" for other, name in GUIDE_NAMES.items()}
     artifacts = [
-        LogName(name, "artifact", " ".join(text.split()) or "no description")
+        LogName(name, "artifact", (" ".join(text.split()) or "no description") + guide.get(name, ""))
         for name, text in sorted(told["artifacts"].items())
     ]
     return LogNames(told["torch"], (*loggers, *artifacts), frozenset(told["modules"]))

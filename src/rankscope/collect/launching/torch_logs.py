@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from rankscope.collect.files import PARTIAL
 from rankscope.collect.launching.log_choice import LogChoice, write_choices
+from rankscope.collect.launching.log_names import as_torch_has_them
 from rankscope.collect.part import Part
 from rankscope.collect.run import Run
 from rankscope.collect.settings import Settings
@@ -107,7 +108,8 @@ def _write_logs(settings: Settings) -> LogFile | None:
     from torch._logging import _internal
 
     try:
-        state = _internal._parse_log_settings(settings.logs) if settings.logs else _internal.LogState()
+        names = as_torch_has_them(settings.logs)
+        state = _internal._parse_log_settings(names) if names else _internal.LogState()
         wanted = LogChoice(state, _internal.log_registry)
     except ValueError:
         return None

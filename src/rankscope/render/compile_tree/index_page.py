@@ -56,7 +56,7 @@ def index_parts(trace: Trace, report: Report, tree: RankTree, folder: Path, opti
     shown = [(anchor, title, body) for anchor, title, body in parts if body]
     anchors = [anchor for anchor, _, _ in shown]
     yield _bar(tree, anchors)
-    yield "<main>"
+    yield f"<main>{'' if tree.folder else options.header_html}"
     yield _verdict(view, totals, findings, anchors)
     for anchor, title, body in shown:
         yield f'<section id="{anchor}"><h2>{text(title)}<span class="hits"></span></h2>{body}</section>\n'

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from rankscope.model.artifact_names import other_spelling
 from rankscope.model.finding import count_noun, format_duration, format_ranks, ranks_phrase
 from rankscope.render.compile_tree.outputs import Output
 from rankscope.render.compile_tree.page_data import (
@@ -58,7 +59,9 @@ def tree_file(output: Output) -> str:
     known = f' <span class="faint">{n_bytes_phrase(size)}</span>' if size else ""
     attempt = f' <span class="faint">{text(output.label)}</span>' if "_" in output.label else ""
     readable = f" ({link(output.readable, 'readable')})" if output.readable else ""
-    return f"<li>{link(output.path, text(output.name), about_file(output.name))}{readable}{attempt}{known}</li>"
+    other = other_spelling(output.name)
+    also = f' <span class="faint">(also {text(other)})</span>' if other else ""
+    return f"<li>{link(output.path, text(output.name), about_file(output.name))}{also}{readable}{attempt}{known}</li>"
 
 
 class Page(NamedTuple):

@@ -55,6 +55,7 @@ class TreeOptions(NamedTuple):
     provenance: bool = False
     base: str = ""  # files below this folder are shown relative to it, relative ones are looked up in it
     meanings: Mapping[str, str] = MappingProxyType({})  # code of a rule -> what it finds, in one sentence
+    header_html: str = ""  # the user's own, on top of the first page
 
 
 class Output(NamedTuple):

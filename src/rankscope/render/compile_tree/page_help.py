@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from rankscope.model.artifact_names import with_other_spelling
 from rankscope.render.html import text
 
 FILES: dict[str, str] = {
@@ -86,7 +87,8 @@ def about(stem: str) -> str:
 
 
 def help_html() -> str:
-    rows = "".join(f"<tr><td><code>{text(name)}</code></td><td>{text(what)}</td></tr>" for name, what in FILES.items())
+    named = ((with_other_spelling(name), what) for name, what in FILES.items())
+    rows = "".join(f"<tr><td><code>{text(name)}</code></td><td>{text(what)}</td></tr>" for name, what in named)
     return f"""
 <h3>Compile ids</h3>
 <p><code>[x/y]</code> is one compilation: <b>x</b> numbers the frame, that is the Python function or the rest of it

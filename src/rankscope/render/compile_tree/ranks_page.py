@@ -90,7 +90,7 @@ class _Landing:
         search = '<input type="search" id="search" placeholder="Search" aria-label="Search this page">'
         title = text(_title(self.trees))
         yield f'<div class="bar"><span class="home"><b>{title}</b></span><nav>{places}</nav>{search}</div>'
-        yield "<main>" + self._verdict()
+        yield f"<main>{self.options.header_html}{self._verdict()}"
         for anchor, title, content in sections:
             yield f'<section id="{anchor}"><h2>{text(title)}<span class="hits"></span></h2>{content}</section>'
         yield '<p id="nothing" hidden>Nothing on this page has all of these words.</p></main>'

@@ -1,4 +1,4 @@
-"""A whole report in one page: the index as it is, and every other file of the tree compressed inside it."""
+"""A whole report in one file: a page with the index as it is and every other file compressed inside it, or a zip."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 import re
 import shutil
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
+from rankscope.model.artifact_names import other_spelling
 from rankscope.model.finding import Report
 from rankscope.model.tables import Trace
 from rankscope.render.compile_tree.outputs import TreeOptions
@@ -30,27 +32,45 @@ _PANE = """<div class="pane" id="pane" role="dialog" aria-modal="true" aria-labe
 """
 
 
+class Pack(Protocol):
+    """What makes one file of a written tree."""
+
+    def __call__(self, folder: str, path: str | Path) -> Packed: ...
+
+
 class Packed(NamedTuple):
     n_bytes: int
     left_out: tuple[str, ...]  # files of the tree that are not in the page
     note: str  # what to tell the user about it; mostly nothing
 
 
-def write_single(trace: Trace, report: Report, path: str | Path, options: TreeOptions) -> Packed:
+def write_single(
+    trace: Trace, report: Report, path: str | Path, options: TreeOptions, pack: Pack | None = None
+) -> Packed:
     """The report at `path`. The tree is written beside it first, so that memory does not grow with the log."""
     from rankscope.render.compile_tree.writer import write_tree
 
     aside = tempfile.mkdtemp(prefix=f".{Path(path).name}.", dir=Path(path).parent)
     try:
         write_tree(trace, report, aside, options)
-        return pack_folder(aside, path)
+        return (pack or pack_folder)(aside, path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def zip_folder(folder: str | Path, path: str | Path) -> Packed:
+    """All files of a written tree, to be attached to a report of a bug; they lie in a folder of the archive's name."""
+    top = Path(path).name.partition(".zip")[0].lstrip(".") or "tl_out"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(_files(Path(folder))):
+            archive.write(Path(folder, name), f"{top}/{name}")
+    return Packed(os.path.getsize(path), (), "")
+
+
 def pack_folder(folder: str | Path, path: str | Path) -> Packed:
     """One page from a written tree, which must have an index.html. The page replaces `path` when it is complete."""
-    names = sorted(_files(Path(folder)))
+    written = set(_files(Path(folder)))
+    names = sorted(name for name in written if not _is_twin(name, written))
     left_out = tuple(name for name in names if _is_left_out(Path(folder, name)))
     partial = Path(f"{path}.partial-{os.getpid()}")
     try:
@@ -72,6 +92,12 @@ def _files(folder: Path) -> Iterator[str]:
     for root, _, names in os.walk(folder):
         for name in names:
             yield Path(root, name).relative_to(folder).as_posix()
+
+
+def _is_twin(name: str, names: set[str]) -> bool:
+    """The same file under the guide's name: the page has it once, and both names beside it."""
+    folder, _, own = name.rpartition("/")
+    return own.startswith("aot_autograd_") and f"{folder}/{other_spelling(own)}" in names
 
 
 def _is_left_out(path: Path) -> bool:

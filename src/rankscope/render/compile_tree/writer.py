@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from rankscope.model.artifact_names import other_spelling
 from rankscope.model.finding import Report
 from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import Trace
@@ -63,6 +64,16 @@ class Folder:
                 n_written += os.write(file, content[n_written:])
         finally:
             os.close(file)
+
+    def twin(self, relative: str, other: str) -> None:
+        """The same file under another name, without room of its own where the file system can do that."""
+        source, target = self.path(relative), self.path(other)
+        try:
+            if os.path.lexists(target):
+                os.unlink(target)
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
 
 
 def write_tree(trace: Trace, report: Report, folder: str, options: TreeOptions) -> list[RankTree]:
@@ -117,6 +128,8 @@ def write_outputs(trace: Trace, outputs: Sequence[Output], place: Folder) -> dic
         payload = log.payload(row) if row["n_payload_bytes"] else b""
         if output.how in makers:
             place.write(output.path, makers[output.how](output, payload))
+            if other_spelling(output.name):
+                place.twin(output.path, f"{output.path.removesuffix(output.name)}{other_spelling(output.name)}")
         if output.readable:
             from rankscope.render.compile_tree.provenance import readable_stack_traces
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.model.artifact_names import other_spelling
 from rankscope.model.finding import count_noun
 from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import Array, Table, Text, Trace
@@ -190,4 +191,6 @@ def file_item(output: Output) -> str:
     name = text(output.name)
     if output.path:
         name = f'<a href="#compile?file={output.path}" title="{text(about(output.name))}">{name}</a>'
+    if other_spelling(output.name):
+        said.append(f"also {other_spelling(output.name)}")
     return f'<li>{name} <span class="faint">{text(", ".join(said))}</span></li>'

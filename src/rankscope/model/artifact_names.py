@@ -1,0 +1,18 @@
+"""Names that torch's guide spells otherwise than torch writes them: who looks for either must find the file."""
+
+from __future__ import annotations
+
+_WRITTEN, _IN_GUIDE = "aotautograd_cache_", "aot_autograd_cache_"
+
+
+def other_spelling(name: str) -> str:
+    """`aot_autograd_cache_miss_3.json` for aotautograd_cache_miss_3.json, and back; empty for all other names."""
+    for own, other in ((_WRITTEN, _IN_GUIDE), (_IN_GUIDE, _WRITTEN)):
+        if name.startswith(own):
+            return other + name.removeprefix(own)
+    return ""
+
+
+def with_other_spelling(name: str) -> str:
+    other = other_spelling(name)
+    return f"{name} ({other})" if other else name
