@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from behaviors.compile_scenes import COMPILE_SCENES
 from demo_captures import demo
 
 Builder = Callable[[Path], object]
@@ -49,6 +50,7 @@ SCENES: dict[str, Builder] = {
     "pairs": _pairs,
     "recorded": _recorded,
     "train.py": _train,
+    **COMPILE_SCENES,
 }
 
 TRAINING_SCRIPT = """
