@@ -64,8 +64,7 @@ def _texts(folder: Path) -> None:
 
 
 def _sets_logs(script: Path) -> None:
-    script.write_text(f"#!{sys.executable}\n{SETS_LOGS}")
-    script.chmod(0o755)
+    script.write_text(SETS_LOGS)
 
 
 def _everything_logged(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ from rankscope.cli import main
 
 pytestmark = pytest.mark.slow
 JOB_LIMIT_S = 300  # a real job on a busy machine
+_PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])  # whose python is ours
 
 
 def _cases() -> Iterator[Any]:
@@ -76,7 +78,7 @@ def _run(command: str, in_own_process: bool, capsys: pytest.CaptureFixture[str])
 def _run_process(words: list[str]) -> tuple[int, str]:
     finished = subprocess.run(
         words,
-        env=clean_environment({"GLOO_SOCKET_IFNAME": "lo"}),
+        env=clean_environment({"GLOO_SOCKET_IFNAME": "lo", "PATH": _PATH}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -12,6 +12,7 @@ import pytest
 from compiling import JOB, ODD_RANK, Case, line_of, run_cases
 from launching import Diagnosis, diagnose
 
+from named_commands import check_named_commands
 from rankscope import pipeline
 from rankscope.model.payloads import damaged_payloads
 from rankscope.model.tables import Trace
@@ -274,6 +275,19 @@ def test_a_miss_of_an_equal_graph_names_the_setting_that_changed(logs: Path) -> 
     assert "deterministic_algorithms_settings" in explained.evidence.facts["components"]
     assert explained.location is not None
     assert (explained.location.file, explained.location.line) == (str(JOB), line_of("def mixed(") - 1)
+
+
+def test_a_recompilation_is_no_cold_cache_and_names_what_changed(logs: Path) -> None:
+    [finding] = [each for each in pipeline.diagnose(load([logs / "dynamic"])).findings if each.code == "C407"]
+    assert "because the graph, example_inputs changed within the process" in finding.title
+    assert finding.evidence.comparison
+    assert "doubled [0/1]: the graph" in finding.evidence.comparison.keys
+    assert not any("logs no components" in note for note in finding.evidence.notes)
+
+
+@pytest.mark.parametrize("folder", ["recompiles", "compile_error", RANKED[1].folder])
+def test_every_command_that_the_answer_names_can_be_run(logs: Path, tmp_path: Path, folder: str) -> None:
+    assert len(check_named_commands(logs / folder, tmp_path)) > 3
 
 
 def test_a_miss_of_another_graph_is_no_alarm(logs: Path) -> None:

@@ -258,3 +258,13 @@ def test_ranks_that_share_one_captured_text_are_told_apart() -> None:
     found = findings(trace_of(*made), "C402")
     assert [(finding.ranks, "size of x" in finding.title) for finding in found] == [((0,), True), ((1,), False)]
     assert all(finding.title.startswith("step was recompiled once") for finding in found)
+
+
+def test_ids_that_come_again_after_a_reset_are_paid_once() -> None:
+    made = []
+    for round_ in range(3):
+        record = 10 * round_
+        made += [compiled("0/0", record=record, seconds=2), compiled("0/1", record=record + 1, seconds=1)]
+    made += [size_changed("0/1", 4, 6)]
+    [finding] = findings(trace_of(*made), "C402")
+    assert finding.evidence.cost_ns == 3 * SECOND  # of nine in all

@@ -76,7 +76,8 @@ def _distinct_breaks(trace: Trace) -> list[Broken]:
         by_rank: dict[int, int] = {}
         for row in rows:
             frames.setdefault(row["rank"], set()).add(sites.find(row))
-            by_rank[row["rank"]] = by_rank.get(row["rank"], 0) + costs.get(_identity(row), 0)
+        for identity, row in {_identity(row): row for row in rows}.items():  # ids may come again: each is paid once
+            by_rank[row["rank"]] = by_rank.get(row["rank"], 0) + costs.get(identity, 0)
         n_eager = len({sites.find(row) for row in rows if key_of(row) in failed})
         found.append(Broken(run, rows, frames, by_rank, n_eager))
     return found

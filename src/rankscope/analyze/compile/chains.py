@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,10 +86,13 @@ def _make_chains(trace: Trace) -> list[Chain]:
     sites = sites_of(trace)
     facts = _Facts.of(trace)
     merged: dict[tuple[int, Site], dict[int, list[Version]]] = {}
-    for rows in _frames(trace).values():
+    frames = _frames(trace)
+    n_same = Counter((key_of(row), row["site"]) for rows in frames.values() for row in rows)
+    for rows in frames.values():
         if rows[-1]["number"] == 0:
             continue
-        versions = [facts.version(row) for row in rows]
+        # After torch._dynamo.reset ids come again: what they took together is divided among them.
+        versions = [facts.version(row, n_same[key_of(row), row["site"]]) for row in rows]
         named = (row["site"] for row in reversed(rows) if row["site"].function)
         guarded = (sites.find(one.guard) for one in reversed(versions) if one.guard)  # of text that names no function
         key = (sites.run(rows[0]["file_id"]), next(named, next(guarded, NOWHERE)))
@@ -199,11 +203,11 @@ class _Facts(NamedTuple):
         made_for = {tuple(row[name] for name in names): row["expected"] for row in guards.values()}
         return cls(guards, costs_of(trace), _symbols_of(trace), made_for)
 
-    def version(self, row: Row) -> Version:
+    def version(self, row: Row, n_same: int) -> Version:
         key = key_of(row)
         guard, symbols = self.guards.get(key), self.symbols.get(key, {})
         limit = row["fail_reason"] or row["fail_type"] if is_limit(row["fail_type"], row["fail_reason"]) else ""
-        cost = self.costs.get((key, row["site"]), 0)
+        cost = self.costs.get((key, row["site"]), 0) // n_same
         if guard is None:
             return Version(row["compile_id"], row["number"], cost, limit=limit)
         subject, dimension = guard["subject"], guard["dimension"]
