@@ -75,7 +75,7 @@ def misses_of(trace: Trace, cache: str) -> list[Miss]:
 
 
 def logs_components(trace: Trace, cache: str) -> bool:
-    """As the first miss of the cache has it: torch before 2.13 logged only the key for some caches."""
+    """As the first miss of the cache has it: of AOTAutograd's keys torch logs them only with debug messages on."""
     events = trace.table("cache_events")
     is_miss = events.text("cache").equals(cache) & events.text("outcome").equals("miss")
     rows = events.take(np.flatnonzero(is_miss)[:1]).rows()

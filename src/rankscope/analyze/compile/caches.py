@@ -21,7 +21,7 @@ _KEEP_VERSIONS = (
     "the recompilations are what to look at (C401, C402): a cache finds nothing for inputs, graphs or settings that it "
     "has not seen"
 )
-_UNTOLD = "AOTAutograd's cache logs no components of its keys in this version of torch: why it missed is unknown"
+_UNTOLD = "AOTAutograd's cache logs no components of its keys without TORCH_LOGS=+aot: why it missed is unknown"
 _DEAR_NS = 10_000_000_000
 _KEEP = (
     "keep the folder TORCHINDUCTOR_CACHE_DIR between runs and share it between the ranks of a host, or set "
@@ -44,8 +44,9 @@ def cache_miss(trace: Trace) -> Iterator[Finding | Effect]:
     What to do: make the named component equal, or keep and share the cache.
 
     What could fool it: look-ups are paired by function, number of the compilation and position, and compared with the
-    most similar of the last four before them. Some versions of torch log no components for AOTAutograd's cache: its
-    misses are then counted and not explained. At most 20 misses of a cache are compared, the most expensive first.
+    most similar of the last four before them. Without TORCH_LOGS=+aot torch logs no components for AOTAutograd's
+    cache: its misses are then counted and not explained. At most 20 misses of a cache are compared, the most expensive
+    first.
     """
     sites = sites_of(trace)
     runs = sites.run_of.values()
