@@ -173,3 +173,12 @@ def test_the_answer_ends_with_a_line_end(gives: GivesReport, capsys: pytest.Capt
     gives(sample.clean())
     main(["diagnose", "x", "--json"])
     assert capsys.readouterr().out.endswith("}\n")
+
+
+@pytest.mark.parametrize("command", ["diagnose", "fr", "query", "export", "tables", "report", "timeline", "metrics"])
+def test_every_reading_command_takes_the_prefix_as_torchfrtrace_does(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args([command, "--help"])
+    assert "-p PREFIX, --prefix PREFIX" in capsys.readouterr().out

@@ -60,7 +60,7 @@ def test_json_is_the_report(gives: GivesReport, capsys: pytest.CaptureFixture[st
 
 def test_options_reach_the_pipeline(gives: GivesReport) -> None:
     asked = gives(sample.clean())
-    main(["diagnose", "a", "b", "--prefix", "trace_", "--jobs", "3"])
+    main(["diagnose", "a", "b", "-p", "trace_", "--jobs", "3"])
     assert (asked[0]["paths"], asked[0]["prefix"], asked[0]["jobs"]) == (["a", "b"], "trace_", 3)
 
 

@@ -71,7 +71,16 @@ def test_digits_of_folders_are_no_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"), [("mine_3", (3, "")), ("mine_node02_5", (5, "node02")), ("other_3", None), ("mine_", None)]
+    ("name", "found"),
+    [
+        ("mine_3", (3, "")),
+        ("mine_node02_5", (5, "node02")),
+        ("gpu7-mine_3", (3, "gpu7")),  # torchfrtrace looks for it anywhere in the name, too
+        ("job_12.mine_00004.pickle", (4, "job_12")),
+        ("other_3", None),
+        ("3_mine_", None),
+        ("mine_", None),
+    ],
 )
 def test_a_forced_prefix_leaves_the_rest(name: str, found: tuple[int, str] | None) -> None:
     assert named(name, prefix="mine_") == found

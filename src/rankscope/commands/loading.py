@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rankscope.read.capture import ReadSettings
 
 PATH_HELP = "a trace, a folder of traces or an archive of them, here or at a URL"
-PREFIX_HELP = "read only files whose names begin so, the rest of the name being the rank"
+PREFIX_HELP = "read only files with this in their names, followed by the rank"
 
 
 def add_reading_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--prefix", help=PREFIX_HELP)
+    parser.add_argument("-p", "--prefix", help=PREFIX_HELP)
     add_scale_options(parser)
 
 

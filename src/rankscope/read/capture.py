@@ -121,7 +121,7 @@ def _claim(found: Sequence[Source], options: Options) -> tuple[list[Claim], list
             continue
         named = name_source(source, prefix)
         if named is None:
-            rows.append(_file_row(source, "", "ignored", f"its name does not begin with {prefix}"))
+            rows.append(_file_row(source, "", "ignored", f"its name has no {prefix} with a rank behind it"))
         else:
             candidates.append(named)
     for named, head in zip(candidates, _heads(candidates), strict=True):
@@ -285,7 +285,8 @@ def _nothing_found(given: Sequence[str], rows: Sequence[Row], prefix: str | None
         return InputError(f"{broken[0]['path']}: {broken[0]['problem']}", broken[0]["hint"])
     if prefix is not None and rows:
         return InputError(
-            f"{where}: no name begins with {prefix}", "leave out --prefix to see what is found by looking"
+            f"{where}: no file whose name has {prefix} and a rank behind it",
+            "leave out --prefix to read whatever is recognized by its content",
         )
     if rows and all(row["path"].endswith((".et", ".et.gz")) for row in rows):
         return InputError(f"{where}: a Chakra trace is no record of a job", f"rankscope chakra validate {where}")

@@ -307,14 +307,15 @@ def name_source(source: Source, prefix: str | None = None) -> Source | None:
         if shorter == name:
             break
         name = shorter
+    before = ""
     if prefix is not None:
-        if not name.startswith(prefix):
+        before, found, name = name.partition(prefix)  # anywhere: names may begin with the host or the job
+        if not found:
             return None
-        name = name[len(prefix) :]
     integer = _LAST_INTEGER.search(name)
     if integer is None:
         return None if prefix is not None else source
-    rest = name[: integer.start()] + name[integer.end() :]
+    rest = before + name[: integer.start()] + name[integer.end() :]
     host = _PREFIX_WORDS.sub("", rest, count=1).strip("_-. ")
     return replace(source, rank=int(integer.group()[:9]), host=host)
 
