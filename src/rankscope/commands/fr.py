@@ -183,9 +183,11 @@ def _selected_groups(trace: Trace, filters: list[str] | None) -> frozenset[int]:
 def _print_entries(trace: Trace, selection: Selection, args: Namespace) -> int:
     import sys
 
+    from rankscope.render.group_status import completion_notes
     from rankscope.render.side_by_side import place_side_by_side, side_by_side_lines
     from rankscope.render.stack_list import stack_lines, stack_records
 
+    notes = completion_notes(trace, selection.calls)
     table = place_side_by_side(trace, selection.calls, with_stacks=args.print_stack_trace)
     if args.json:
         rows = [
@@ -193,12 +195,12 @@ def _print_entries(trace: Trace, selection: Selection, args: Namespace) -> int:
             for row, cells in zip(table.rows, zip(*table.cells, strict=True), strict=True)
         ]
         stacks = {"stacks": stack_records(trace, selection.calls)} if args.print_stack_trace else {}
-        output.print_json({"columns": table.columns, "rows": rows, **stacks})
+        output.print_json({"columns": table.columns, "rows": rows, "notes": notes, **stacks})
         return 0
     output.print_lines(side_by_side_lines(table, output.text_width(sys.stdout)))
     if args.print_stack_trace:
         output.print_lines(["", *stack_lines(trace, selection.calls)])
-    output.print_lines(["", f"Next: rankscope {_quoted(args.paths)}"])
+    output.print_lines([*(["", *notes] if notes else []), "", f"Next: rankscope {_quoted(args.paths)}"])
     return 0
 
 
@@ -213,21 +215,22 @@ def _quoted(paths: list[str]) -> str:
 
 def _print_analysis(trace: Trace, selection: Selection, args: Namespace) -> int:
     from rankscope import pipeline
-    from rankscope.render.group_status import group_statuses, list_mismatches
+    from rankscope.render.group_status import completion_notes, group_statuses, list_mismatches
     from rankscope.render.stack_list import stack_records
 
+    notes = completion_notes(trace, selection.calls)
     report = _without_known_holes(pipeline.diagnose(trace), args.allow_incomplete_ranks)
     statuses = group_statuses(trace, selection.groups)
     mismatches, n_left = list_mismatches(trace, selection.groups, args.mismatch_cap)
     if args.json:
         stacks = {"stacks": stack_records(trace, selection.calls)} if args.print_stack_trace else {}
         left = [{"group_id": group, "n_mismatches": n} for group, n in n_left.items()]
-        record = {"groups": statuses, "mismatches": mismatches, "not_listed": left, **stacks, "report": report}
-        output.print_json(record)
+        record = {"groups": statuses, "notes": notes, "mismatches": mismatches, "not_listed": left, **stacks}
+        output.print_json({**record, "report": report})
     else:
         from rankscope.render.group_status import mismatch_lines
 
-        sections = [list(_status_section(statuses, args))]
+        sections = [[*_status_section(statuses, args), *notes]]
         sections.append(list(mismatch_lines(mismatches, n_left, statuses, os.getcwd())))
         sections += _detail_sections(trace, selection, args)
         for section in filter(None, sections):

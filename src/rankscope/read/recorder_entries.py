@@ -57,6 +57,7 @@ def entry_columns(entries: Sequence[Entry], source: Source) -> tuple[Table, Tabl
         "group_id": np.full(n_rows, MISSING, np.int32),
         "match_id": np.full(n_rows, MISSING, np.int32),
         "status": Text.constant("", n_rows),
+        "status_inferred": np.zeros(n_rows, bool),
         "duration_ns": _durations(entries),
     }
     stack_ids, stacks, frames, sites = stack_tables(fields["frames"])

@@ -84,8 +84,11 @@ WITH variants AS (
                 ELSE 'SIZE_OR_SYNTAX_MISMATCH' END AS kind
     FROM main.matches JOIN speaker USING (match_id) JOIN main.collectives AS calls USING (match_id)
     WHERE n_signatures > 1 AND calls.rank <> speaker.rank AND
-          (calls.op, calls.input_sizes, calls.output_sizes, calls.input_dtypes, calls.output_dtypes) IS DISTINCT FROM
-          (speaker.op, speaker.input_sizes, speaker.output_sizes, speaker.input_dtypes, speaker.output_dtypes)
+          ((calls.op, calls.input_sizes, calls.output_sizes) IS DISTINCT FROM
+           (speaker.op, speaker.input_sizes, speaker.output_sizes) OR
+           (calls.input_dtypes <> '[]' AND speaker.input_dtypes <> '[]' AND
+            (calls.input_dtypes, calls.output_dtypes) IS DISTINCT FROM
+            (speaker.input_dtypes, speaker.output_dtypes)))
     GROUP BY calls.match_id
 )
 SELECT matches.match_id AS id, matches.group_id,

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.model.call_text import describe_shapes, describe_types
 from rankscope.model.finding import count_noun, format_ranks, ranks_phrase
-from rankscope.model.tables import MISSING, Array, Trace
+from rankscope.model.tables import MISSING, Array, Table, Trace
 from rankscope.render.escape import escape
 from rankscope.render.plain_table import table_lines
 from rankscope.render.source import shown_path
@@ -28,6 +28,8 @@ class Unfinished(msgspec.Struct, frozen=True):
     """Ranks that certainly have not joined."""
     unknown: tuple[int, ...]
     """Ranks of which it is not known, mostly for want of a dump."""
+    waiting: tuple[int, ...] = ()
+    """Ranks that joined and have not completed it."""
     p2p: bool = False
 
 
@@ -39,6 +41,8 @@ class GroupStatus(msgspec.Struct, frozen=True):
     inferred: bool
     n_collectives: int
     n_done: int
+    n_inferred: int
+    """Those done of which some rank did not record the end: its peers, or later calls, tell it."""
     n_mismatched: int
     n_transfers: int
     n_transfers_done: int
@@ -79,6 +83,7 @@ def group_statuses(trace: Trace, groups: Collection[int]) -> list[GroupStatus]:
         return counts
 
     n_collectives, n_done = count(~is_p2p), count(~is_p2p & is_done)
+    n_inferred = count(is_done & ~is_p2p & _is_inferred(trace))
     n_transfers, n_transfers_done = count(is_p2p), count(is_p2p & is_done)
     n_mismatched = count(is_mismatch)
     first = {
@@ -94,6 +99,7 @@ def group_statuses(trace: Trace, groups: Collection[int]) -> list[GroupStatus]:
             inferred=row["inferred"],
             n_collectives=n_collectives[number],
             n_done=n_done[number],
+            n_inferred=n_inferred[number],
             n_mismatched=n_mismatched[number],
             n_transfers=n_transfers[number],
             n_transfers_done=n_transfers_done[number],
@@ -104,8 +110,17 @@ def group_statuses(trace: Trace, groups: Collection[int]) -> list[GroupStatus]:
     ]
 
 
+def _is_inferred(trace: Trace) -> Array:
+    """Per match, whether the end of one of its calls was inferred."""
+    calls = trace.table("collectives")
+    inferred = np.zeros(len(trace.table("matches")), bool)
+    of_match = calls.array("match_id")[calls.array("status_inferred")]
+    inferred[of_match[of_match != MISSING]] = True
+    return inferred
+
+
 def _first_collectives(trace: Trace, unfinished: Array) -> dict[int, Unfinished]:
-    matches, progress = trace.table("matches"), trace.table("group_progress")
+    matches, progress, calls = (trace.table(name) for name in ("matches", "group_progress", "collectives"))
     group, seq = matches.array("group_id")[unfinished], matches.array("seq")[unfinished]
     order = np.lexsort((seq, group))
     numbers, starts = np.unique(group[order], return_index=True)
@@ -122,8 +137,14 @@ def _first_collectives(trace: Trace, unfinished: Array) -> dict[int, Unfinished]
             op=matches.text("op")[match],
             missing=tuple(ranks[known & is_behind].tolist()),
             unknown=tuple(ranks[~known & is_behind].tolist()),
+            waiting=_waiting(calls, match),
         )
     return found
+
+
+def _waiting(calls: Table, match: int) -> tuple[int, ...]:
+    is_open = (calls.array("match_id") == match) & ~calls.text("status").equals("done")
+    return tuple(sorted(calls.array("rank")[is_open].tolist()))
 
 
 def _first_transfers(trace: Trace, unfinished: Array) -> dict[int, Unfinished]:
@@ -177,8 +198,18 @@ def _sides(trace: Trace, rows: Sequence[int]) -> tuple[MismatchSide, ...]:
     by_key: dict[tuple[str, ...], list[int]] = {}
     for row, signature in zip(rows, signatures, strict=True):
         by_key.setdefault(signature[:1] if len(ops) > 1 else signature, []).append(row)
-    alike = sorted(by_key.values(), key=lambda part: (-len(part), int(ranks[part[0]])))
+    alike = sorted(_untyped_with_peers(by_key), key=lambda part: (-len(part), int(ranks[part[0]])))
     return tuple(_side(trace, part) for part in alike)
+
+
+def _untyped_with_peers(by_key: dict[tuple[str, ...], list[int]]) -> list[list[int]]:
+    """Calls whose dump records no type stand with the largest side of the same operation and sizes."""
+    sides = dict(by_key)
+    for key in [key for key in by_key if key[3:] == ("[]", "[]")]:
+        fitting = [other for other in sides if other != key and other[:3] == key[:3]]
+        if fitting:
+            sides[max(fitting, key=lambda other: len(sides[other]))] += sides.pop(key)
+    return list(sides.values())
 
 
 def _side(trace: Trace, rows: Sequence[int]) -> MismatchSide:
@@ -198,6 +229,21 @@ def _site_text(trace: Trace, frame: int) -> str:
         return ""
     frames = trace.table("frames")
     return f"{frames.text('file')[frame]}:{frames.array('line')[frame]} in {frames.text('function')[frame]}"
+
+
+def completion_notes(trace: Trace, calls: Array) -> list[str]:
+    """What `done` rests on where the given rows of `collectives` were not recorded as completed."""
+    table = trace.table("collectives")
+    is_done = table.text("status").equals("done")[calls]
+    inferred, completed = table.array("status_inferred")[calls], table.text("state").equals("completed")[calls]
+    notes = []
+    if (is_done & inferred).any():
+        notes.append("done (inferred): the rank did not record the end; its peers, or later calls, tell that it ended")
+    backends = table.text("backend")
+    silent = np.unique(backends.codes[calls[is_done & ~inferred & ~completed]])
+    names = sorted(backends.values[code] or "this backend" for code in silent.tolist())
+    without_end = "leaves calls in the state `scheduled`: done means retired, which a failed call is too"
+    return [*notes, *(f"{name} {without_end}" for name in names)]
 
 
 # For people
@@ -221,20 +267,23 @@ def status_lines(statuses: Sequence[GroupStatus], show_all: bool, width: int | N
 
 
 def _status_row(status: GroupStatus, has_transfers: bool) -> list[str | int]:
-    row: list[str | int] = [status.name, status.desc, status.size, status.n_collectives, status.n_done]
-    row.append(status.n_mismatched)
+    n_done = f"{status.n_done} ({status.n_inferred} inferred)" if status.n_inferred else status.n_done
+    row: list[str | int] = [status.name, status.desc, status.size, status.n_collectives, n_done, status.n_mismatched]
     if has_transfers:
         row += [status.n_transfers, status.n_transfers_done]
-    return [*row, _unfinished_text(status.first_unfinished)]
+    return [*row, _unfinished_text(status.first_unfinished, status.size)]
 
 
-def _unfinished_text(unfinished: Unfinished | None) -> str:
+def _unfinished_text(unfinished: Unfinished | None, size: int) -> str:
     if unfinished is None:
         return ""
     absent = [f"not joined by {ranks_phrase(unfinished.missing)}"] if unfinished.missing else []
     absent += [f"nothing known of {ranks_phrase(unfinished.unknown)}"] if unfinished.unknown else []
     number = f"p2p {unfinished.seq}" if unfinished.p2p else unfinished.seq
-    return f"{number} {unfinished.op}: {', '.join(absent) or 'all joined'}"
+    if not absent:
+        is_partial = 0 < len(unfinished.waiting) < size
+        absent = [f"all joined, not completed by {ranks_phrase(unfinished.waiting)}" if is_partial else "all joined"]
+    return f"{number} {unfinished.op}: {', '.join(absent)}"
 
 
 def mismatch_lines(

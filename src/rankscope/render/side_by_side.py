@@ -298,6 +298,8 @@ class CellTexts:
 
     def _make(self, row: int, whose: int) -> str:
         op, inputs, outputs, in_types, out_types, status = (self._table.text(name)[row] for name in _CELL_TEXTS)
+        if self._table.array("status_inferred")[row]:
+            status += " (inferred)"
         stack = int(self._table.array("stack_id")[row])
         parts = (
             op,
@@ -322,6 +324,7 @@ def _cell_codes(trace: Trace, calls: Array, with_stacks: bool) -> tuple[Array, C
     table = trace.table("collectives")
     peer, rank = table.array("peer")[calls].astype(np.int64), table.array("rank")[calls]
     columns: list[Array] = [table.text(name).codes[calls] for name in _CELL_TEXTS]
+    columns.append(table.array("status_inferred")[calls].astype(np.int64))
     columns.append(np.where(peer == MISSING, 0, (peer - rank) * 2 + 1))
     if with_stacks:
         columns.append(table.array("stack_id")[calls])

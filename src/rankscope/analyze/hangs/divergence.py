@@ -113,6 +113,9 @@ def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], i
         )  # it makes this call from this line at this point in every step
         return None
     kind: Kind = _mismatch_kind(view, odd[0], normal[0])
+    typed = [row for row in normal if view.is_typed[row]] or normal
+    if kind == "dtype" and basis == "majority" and len(typed) <= len(odd):
+        basis = "tie"  # the others do not record their types: they have no vote
     if shift is not None:
         kind = "extra" if shift.kind == "repeated" else "skip"
     # Ranks that made the same odd call share the verdict; others of the minority are told apart later.
@@ -126,7 +129,7 @@ def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], i
         group=group,
         seq=at_seq,
         culprit_row=odd[0],
-        peer_row=normal[0],
+        peer_row=typed[0],
         basis=basis,
         time_ns=int(min(view.created[row] for row in rows)),
         shift=shift,

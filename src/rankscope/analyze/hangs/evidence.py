@@ -34,6 +34,8 @@ def call_text(view: JobView, row: int) -> str:
 
 def state_text(view: JobView, row: int) -> str:
     status = view.calls.text("status")[row]
+    if status == "done" and view.calls.array("status_inferred")[row]:
+        return "done (inferred)"
     return {"aborted": "aborted after its time-out", "failed": "failed"}.get(status, status)
 
 
@@ -129,10 +131,14 @@ def compare_sides(
 
 
 def _speaker(view: JobView, group: int, seqs: range, ranks: Sequence[int]) -> int:
-    for rank in ranks:
-        if _row_at(view, group, seqs[-1], rank) != MISSING:
-            return rank
-    return ranks[0] if ranks else MISSING
+    """The first rank with data; one that records types rather than one that does not."""
+    match = view.collective_match.get((group, seqs[-1]))
+    rows = view.rows_of_match(match) if match is not None else np.empty(0, np.int64)
+    rows = rows[np.isin(view.rank[rows], ranks)]
+    typed = rows[view.is_typed[rows]]
+    place = {rank: number for number, rank in enumerate(ranks)}
+    found = (typed if len(typed) else rows).tolist()
+    return min((int(view.rank[row]) for row in found), key=place.__getitem__, default=ranks[0] if ranks else MISSING)
 
 
 def _row_at(view: JobView, group: int, seq: int, rank: int) -> int:

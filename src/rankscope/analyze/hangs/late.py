@@ -10,7 +10,7 @@ from rankscope.analyze.hangs.evidence import call_text, group_ref, group_text, l
 from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.registry import Effect, rule
-from rankscope.model.finding import Comparison, Evidence, Finding, Side, count_noun, format_duration
+from rankscope.model.finding import Comparison, Evidence, Finding, Side, count_noun, format_duration, ranks_phrase
 from rankscope.model.tables import Array, Trace
 
 _MAX_GROUPS = 8
@@ -73,6 +73,8 @@ def unfinished(trace: Trace) -> Iterator[Finding | Effect]:
     is_open = np.flatnonzero(~matches.array("is_p2p") & (matches.array("n_done") < matches.array("n_joined")))
     groups, first = np.unique(matches.array("group_id")[is_open], return_index=True)
     if not len(groups):
+        if not causes_of(trace):
+            yield from _unnoticed(view)
         return
     firsts = is_open[first]
     order = np.argsort(matches.array("first_created_ns")[firsts], kind="stable")
@@ -96,6 +98,32 @@ def unfinished(trace: Trace) -> Iterator[Finding | Effect]:
     )
     # Beside a cause this is one of its effects; alone it is the status of a job that was still running.
     yield Effect(finding) if causes_of(trace) else finding
+
+
+def _unnoticed(view: JobView) -> Iterator[Finding]:
+    """Ends that peers saw and a rank did not: most likely its dump is a moment older, so this is no warning."""
+    rows = np.flatnonzero(view.calls.array("status_inferred") & view.is_done & ~view.is_p2p & ~view.is_member)
+    if not len(rows):
+        return
+    ranks = tuple(np.unique(view.rank[rows]).tolist())
+    first = int(rows[np.argmin(view.created[rows])])
+    where = f"seq {int(view.seq[first])} of {group_text(view, int(view.group[first]))}"
+    yield Finding(
+        code="H111",
+        rule="unfinished",
+        severity="info",
+        certainty="certain",
+        title=f"{ranks_phrase(ranks)} did not record the end of {call_text(view, first)} ({where}), which peers saw "
+        f"complete{f'; {len(rows) - 1} later ones likewise' if len(rows) > 1 else ''}",
+        group=group_ref(view, int(view.group[first])),
+        location=location_of(view, first),
+        evidence=Evidence(
+            likely=(f"the dump of {ranks_phrase(ranks)} was taken a moment before the others",),
+            notes=("counted as done; in rankscope fr -j they are marked as inferred",),
+            facts={"n_calls": len(rows), "ranks": list(ranks[:64])},
+        ),
+        help=f"if the job hung when the dumps were taken, {ranks_phrase(ranks)} is where to look: device errors, links",
+    )
 
 
 def _progress(view: JobView, shown: Sequence[Array]) -> Comparison:

@@ -16,12 +16,15 @@ from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 STATUSES = ("done", "waiting", "aborted", "failed")
 DONE, WAITING, ABORTED, FAILED = range(4)
+# Dumps of one moment are taken within a second or so; a rank that lived longer than this has seen what ended.
+_UNNOTICED_NS = 2_000_000_000
 
 
 def match_collectives(trace: Trace, signatures: Signatures) -> dict[str, Table]:
     """The tables matches and collectives (with match_id and status)."""
     calls = trace.table("collectives")
-    status = _recorded_status(calls)
+    recorded = _recorded_status(calls)
+    status = recorded.copy()
     is_p2p, role = calls.array("is_p2p"), calls.text("role")
     is_member = role.equals("member")
     match_ids = np.full(len(calls), MISSING, np.int32)
@@ -32,8 +35,8 @@ def match_collectives(trace: Trace, signatures: Signatures) -> dict[str, Table]:
     _settle_passed_transfers(calls, collective_rows, status)
     _settle_batches(calls, np.flatnonzero(is_p2p & role.equals("batch")), status)
     matches = Table("matches", _joined_columns(collectives, transfers))
-    calls = calls.replaced({"match_id": match_ids, "status": Text(status.astype(np.int32), STATUSES)})
-    return {"collectives": calls, "matches": matches}
+    told = {"status": Text(status.astype(np.int32), STATUSES), "status_inferred": status != recorded}
+    return {"collectives": calls.replaced({"match_id": match_ids, **told}), "matches": matches}
 
 
 def _recorded_status(calls: Table) -> Array:
@@ -125,6 +128,12 @@ def _reduce(operation: np.ufunc, values: Array, starts: Array) -> Array:
     return operation.reduceat(values, starts) if len(starts) else values[:0]
 
 
+def _differs(codes: Array, starts: Array) -> Array:
+    """Whether a segment has more than one code."""
+    result: Array = _reduce(np.minimum, codes, starts) != _reduce(np.maximum, codes, starts)
+    return result
+
+
 def _clock_offsets(trace: Trace, ranks: Array) -> Array:
     table = trace.table("ranks")
     by_rank = np.zeros(int(max(table.array("rank").max(initial=0), ranks.max(initial=0))) + 1, np.int64)
@@ -170,12 +179,33 @@ def _correct_status(trace: Trace, rows: Array, match_of_row: Array, n_missing: A
     recorded[synchronises & absent & (recorded == DONE)] = FAILED
     # A rank that has not yet noticed what its peers saw complete is no evidence: dumps are not taken at one instant.
     finished = np.zeros(int(match_of_row[-1]) + 1, bool)
-    finished[match_of_row[synchronises & ~absent & (recorded == DONE)]] = True
-    has_states = calls.text("state").equals("completed")[rows]
-    noticed = np.zeros(len(finished), bool)
-    noticed[match_of_row[has_states & (recorded == DONE)]] = True
-    recorded[synchronises & (recorded == WAITING) & (finished & noticed)[match_of_row]] = DONE
+    noticed = calls.text("state").equals("completed")[rows] & (recorded == DONE)
+    finished[match_of_row[synchronises & ~absent & noticed]] = True
+    is_open = recorded == WAITING
+    # A group's calls run one after another: what lies before one that ended has ended too, whatever the operation.
+    groups, seqs = calls.array("group_id")[rows], calls.array("seq")[rows]
+    newest = np.full(int(groups.max()) + 1, MISSING, np.int64)
+    is_finished = finished[match_of_row]
+    np.maximum.at(newest, groups[is_finished], seqs[is_finished])
+    recorded[is_open & (seqs < newest[groups])] = DONE
+    is_newest = is_open & is_finished & (seqs == newest[groups])
+    recorded[is_newest & synchronises & ~_lived_on(trace, rows, match_of_row, noticed)] = DONE
     status[rows] = recorded
+
+
+def _lived_on(trace: Trace, rows: Array, match_of_row: Array, noticed: Array) -> Array:
+    """Whether a row's rank recorded something long after its peers saw the call complete: it should have seen it."""
+    calls, ranks = trace.table("collectives"), trace.table("ranks")
+    rank = calls.array("rank")
+    alive = np.full(int(max(rank.max(initial=0), ranks.array("rank").max(initial=0))) + 1, MISSING, np.int64)
+    np.maximum.at(alive, rank, calls.array("created_ns"))
+    np.maximum.at(alive, ranks.array("rank"), ranks.array("written_ns"))
+    ended = np.full(int(match_of_row[-1]) + 1, MISSING, np.int64)
+    ends = calls.array("completed_ns")[rows[noticed]] - _clock_offsets(trace, rank[rows[noticed]])
+    np.maximum.at(ended, match_of_row[noticed], ends)
+    own = alive[rank[rows]] - _clock_offsets(trace, rank[rows])
+    result: Array = (ended[match_of_row] > 0) & (own - ended[match_of_row] > _UNNOTICED_NS)
+    return result
 
 
 def _common_op(calls: Table, rows: Array, starts: Array, signatures: Signatures) -> tuple[Text, Array]:
@@ -186,7 +216,7 @@ def _common_op(calls: Table, rows: Array, starts: Array, signatures: Signatures)
         return Text(np.empty(0, np.int32), []), np.empty(0, np.int32)
     common = codes[starts].copy()
     n_signatures = np.ones(len(starts), np.int32)
-    uneven = _reduce(np.minimum, whole, starts) != _reduce(np.maximum, whole, starts)
+    uneven = _differs(whole, starts)
     ends = np.append(starts[1:], len(rows))
     for match in np.flatnonzero(uneven).tolist():
         part = slice(starts[match], ends[match])
@@ -226,8 +256,10 @@ def _transfer_matches(
     unnoticed = is_ended[match_of_row] & (status[rows] == WAITING) & (n_joined[match_of_row] == 2)
     status[rows[unnoticed]] = DONE
     n_done = _reduce(np.add, (status[rows] == DONE).astype(np.int32), starts)
-    whole = signatures.size[rows] * (int(signatures.dtype.max(initial=0)) + 1) + signatures.dtype[rows]
-    uneven = _reduce(np.minimum, whole, starts) != _reduce(np.maximum, whole, starts)
+    uneven = _differs(signatures.size[rows], starts)
+    is_typed = ~(calls.text("input_dtypes").equals("[]") & calls.text("output_dtypes").equals("[]"))[rows]
+    # Older layouts leave out the type, which then is unknown, not another one.
+    uneven |= _differs(signatures.dtype[rows], starts) & _reduce(np.minimum, is_typed, starts)
     created = calls.array("created_ns")[rows]
     n_signatures = np.where(uneven, 2, 1).astype(np.int32)
     is_evicted = (n_joined == 1) & (n_done == 1)  # it ended, so the other side has been there

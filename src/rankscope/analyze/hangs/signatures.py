@@ -17,6 +17,7 @@ SYNCHRONISING = frozenset(
 )
 _BY_INPUT = frozenset(("all_reduce", "broadcast", "reduce", "gather", "all_reduce_coalesced"))
 _BY_OUTPUT = frozenset(("scatter",))
+_UNKNOWN: tuple[str, ...] = ()  # the type of a call whose dump does not record types
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,27 @@ def call_signatures(calls: Table, stacks: Table, frames: Table) -> Signatures:
         dtype_of[place] = dtypes.setdefault(dtype_key(op, shapes[2], shapes[3]), len(dtypes))
     op_codes = columns[0].codes.astype(np.int64)
     size_codes, dtype_codes = size_of[code].astype(np.int64), dtype_of[code].astype(np.int64)
+    if _UNKNOWN in dtypes and len(dtypes) > 1:
+        dtype_codes = _known_by_peers(calls, dtype_codes, dtypes[_UNKNOWN])
     whole = (op_codes * (len(sizes) + 1) + size_codes) * (len(dtypes) + 1) + dtype_codes
     points = user_points(stacks, frames)
     point = points[calls.array("stack_id")].astype(np.int64) if len(calls) else np.empty(0, np.int64)
     token = whole * (int(points.max(initial=0)) + 2) + point + 1
     codes = [part.astype(np.int32) for part in (op_codes, size_codes, dtype_codes, point)]
     return Signatures(codes[0], codes[1], codes[2], whole, codes[3], token)
+
+
+def _known_by_peers(calls: Table, codes: Array, unknown: int) -> Array:
+    """Older layouts leave out the type: such a call fits whatever its peers passed, so it counts as most of them."""
+    columns = [calls.array(name) for name in ("group_id", "seq")]
+    _, collective = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    collective, is_collective = collective.ravel(), ~calls.array("is_p2p")
+    known = np.flatnonzero(is_collective & (codes != unknown))
+    pairs, counts = np.unique(np.stack((collective[known], codes[known])), axis=1, return_counts=True)
+    common = np.full(int(collective.max(initial=-1)) + 1, unknown, codes.dtype)
+    order = np.lexsort((-pairs[1], counts))  # the most frequent is written last and stays
+    common[pairs[0][order]] = pairs[1][order]
+    return np.where(is_collective & (codes == unknown), common[collective], codes)
 
 
 def _combine(codes: list[Array]) -> tuple[Array, Array]:
@@ -86,7 +102,7 @@ def dtype_key(op: str, inputs: str, outputs: str) -> Any:
     if op in ("barrier", "coalesced"):
         return None
     kinds: list[str] = msgspec.json.decode(inputs) or msgspec.json.decode(outputs)
-    return tuple(dict.fromkeys(kinds))
+    return tuple(dict.fromkeys(kinds))  # _UNKNOWN where none is recorded
 
 
 def _counts(shapes: str) -> tuple[int, ...]:

@@ -147,10 +147,10 @@ def _host_note(view: JobView, ranks: tuple[int, ...]) -> tuple[str, ...]:
 
 @rule("H109", "collective-stalled", needs=NEEDS)
 def collective_stalled(trace: Trace) -> Iterator[Finding | Effect]:
-    """All members have joined a collective, their calls fit, and it does not end.
+    """All members have joined a collective, their calls fit, and it does not end, for any of them or for some.
 
     What it means: the program is in order: the fault is on the device or in the network, or in a kernel that runs
-    before the collective on the same stream.
+    before the collective on the same stream. Where the call ended for some ranks, those for which it did not are named.
 
     Why it happens: a broken link or adapter, a hung GPU, a firewall or routing change, a mismatch that the recorder
     does not see (reduce operation, root rank, split sizes), a kernel on the stream that never ends.
@@ -159,7 +159,8 @@ def collective_stalled(trace: Trace) -> Iterator[Finding | Effect]:
     with TORCH_NCCL_ENABLE_TIMING=1 to see which rank's kernel has not even started.
 
     What could fool it: reduce operation, root and split sizes are not recorded: when these differ between ranks it
-    looks like this too.
+    looks like this too. Dumps of a running job are not taken at one instant: a rank may complete the call a moment
+    later.
     """
     yield from findings_of(trace, "H109", _describe_stalled)
 
@@ -171,7 +172,9 @@ def _describe_stalled(view: JobView, cause: Cause) -> Finding:
     title = f"all {len(members)} ranks of {group_text(view, cause.group)} joined {call}, and it does not end"
     certain = "every member made the call with the same operation, sizes and type"
     likely = "a device or the network between these ranks is at fault, not the program"
-    if cause.certainty != "certain":
+    if cause.has_completed:
+        title, certain, likely = _told_by_states(view, cause, call)
+    elif cause.certainty != "certain":
         title += f"; what {ranks_phrase(cause.ranks)} called is not recorded"
         certain = "the calls that were recorded have the same operation, sizes and type"
         likely = f"{ranks_phrase(cause.ranks)} made another call, or a device or the network is at fault"
@@ -184,8 +187,35 @@ def _describe_stalled(view: JobView, cause: Cause) -> Finding:
         len(members),
         certain=(certain,),
         likely=(likely,),
+        notes=_unnoticed_note(view, cause),
+        comparison=compare_with(view, cause, cause.has_completed) if cause.has_completed else None,
         stacks=stack_groups(view, view.rows_of_match(cause.match).tolist(), "waiting"),
         facts={"members": format_ranks(list(members))},
     )
     advice = "check devices and links of these hosts; TORCH_NCCL_ENABLE_TIMING=1 shows next time who has not started"
+    if cause.has_completed:
+        advice = f"look at {ranks_phrase(cause.ranks)}: device errors (dmesg, XID), links, what runs before the call"
     return make_finding(view, cause, title, evidence, advice)
+
+
+def _told_by_states(view: JobView, cause: Cause, call: str) -> tuple[str, str, str]:
+    """Title, what is certain and what is likely of a call that ended for some of its ranks only."""
+    culprits, peers = ranks_phrase(cause.ranks), ranks_phrase(cause.has_completed)
+    where = f"{call} of {group_text(view, cause.group)}"
+    title = f"{culprits} {has(len(cause.ranks))} not completed {where}, which {peers} completed"
+    certain = f"all members made the call; it ended for {peers} and not for {culprits}"
+    return title, certain, f"the device of {culprits}, a kernel ahead of the call on its stream, or its link hangs"
+
+
+def _unnoticed_note(view: JobView, cause: Cause) -> tuple[str, ...]:
+    """Ranks that all wait in one call, of which some have not even completed the call before it."""
+    before = view.collective_match.get((cause.group, cause.seq - 1)) if not view.is_p2p[cause.culprit_row] else None
+    if before is None or cause.has_completed:
+        return ()
+    rows = view.rows_of_match(before)
+    behind = sorted(view.rank[rows[view.calls.array("status_inferred")[rows]]].tolist())
+    if not behind or len(behind) == len(rows):
+        return ()
+    theirs, them = ("its", "it") if len(behind) == 1 else ("their", "them")
+    ended = f"{theirs} peers saw seq {cause.seq - 1} complete"
+    return (f"{ended} and {ranks_phrase(behind)} {has(len(behind))} not: look at {them} first",)

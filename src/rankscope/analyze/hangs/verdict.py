@@ -48,6 +48,7 @@ class Cause:
     blocked: frozenset[int] = frozenset()
     is_effect: bool = False
     also_possible: tuple[int, ...] = ()  # ranks without a dump that the data cannot tell from the culprit
+    has_completed: tuple[int, ...] = ()  # members that the call ended for, while it does not end for the culprits
 
 
 def find_causes(trace: Trace) -> list[Cause]:
@@ -298,18 +299,34 @@ def _from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Itera
         members = set(view.members[call.group]) if not call.is_p2p else joined
         # Counters show that they joined, but what they called is lost: it may not have fitted.
         unseen = members - joined
+        lagging = _not_completed(view, call)
+        if lagging:
+            row = view.first_waiting[min(lagging)]
         yield Cause(
             rule=_uneven_rule(view, call) if n_signatures[call.match] > 1 else "collective-stalled",
-            ranks=tuple(sorted(unseen or _not_started(view, call) or members)),
+            ranks=tuple(sorted(lagging or unseen or _not_started(view, call) or members)),
             group=call.group,
             seq=call.seq,
-            certainty="possible" if unseen else "certain",
+            certainty="likely" if lagging else "possible" if unseen else "certain",
             time_ns=_first_join(view, call),
             match=call.match,
             culprit_row=row,
             peer_row=row,
             calls=(call,),
+            has_completed=completed_by(view, call.match) if lagging else (),
         )
+
+
+def _not_completed(view: JobView, call: WaitingCall) -> set[int]:
+    """The ranks that wait in a call which others of its ranks have completed."""
+    return set(call.waiting) if completed_by(view, call.match) else set()
+
+
+def completed_by(view: JobView, match: int) -> tuple[int, ...]:
+    """The ranks whose own records say that they completed the call; one that is only `retired` may have failed."""
+    rows = view.rows_of_match(match)
+    own = view.is_done[rows] & view.calls.text("state").equals("completed")[rows]
+    return tuple(sorted(view.rank[rows[own]].tolist()))
 
 
 def _uneven_rule(view: JobView, call: WaitingCall) -> str:

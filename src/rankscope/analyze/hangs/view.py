@@ -57,6 +57,12 @@ class JobView:
         return by_rank[self.rank]
 
     @cached_property
+    def is_typed(self) -> Array:
+        """False for calls of older layouts, which leave out the types of tensors."""
+        lacks: Array = self.calls.text("input_dtypes").equals("[]") & self.calls.text("output_dtypes").equals("[]")
+        return ~lacks
+
+    @cached_property
     def members(self) -> list[tuple[int, ...]]:
         table = self.trace.table("group_members")
         groups, ranks = table.array("group_id"), table.array("rank")
