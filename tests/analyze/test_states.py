@@ -60,7 +60,7 @@ def test_retired_alone_is_no_completion() -> None:
     assert verdict(trace)[:2] == ("collective-stalled", (0, 1, 2, 3))
 
 
-def _entries(rank: int, *, untyped: frozenset[int] = frozenset({1}), **last: Any) -> list[dict[str, Any]]:
+def _entries(rank: int, *, untyped: frozenset[int], **last: Any) -> list[dict[str, Any]]:
     ended = {"state": "completed", "retired": True}
     entries = [make_entry(seq, **ended, time_discovered_completed_ns=10**9 * (seq + 2)) for seq in (1, 2)]
     entries.append(make_entry(3, **last))
@@ -77,7 +77,7 @@ def _job(folder: Path, programs: dict[int, list[dict[str, Any]]]) -> Path:
 
 
 def test_a_type_that_is_not_recorded_does_not_hide_the_rank_that_never_joined(tmp_path: Path) -> None:
-    programs = {rank: _entries(rank) for rank in range(4)}
+    programs = {rank: _entries(rank, untyped=frozenset({1})) for rank in range(4)}
     programs[2].pop()
     finding = first_finding(report_of(_job(tmp_path, programs)))
     assert (finding.rule, finding.ranks) == ("rank-stuck", (2,))
@@ -86,7 +86,7 @@ def test_a_type_that_is_not_recorded_does_not_hide_the_rank_that_never_joined(tm
 
 def test_another_type_is_told_beside_one_that_is_not_recorded(tmp_path: Path) -> None:
     long = {"input_dtypes": ["Long"], "output_dtypes": ["Long"]}
-    programs = {rank: _entries(rank, **(long if rank == 0 else {})) for rank in range(4)}
+    programs = {rank: _entries(rank, untyped=frozenset({1}), **(long if rank == 0 else {})) for rank in range(4)}
     finding = first_finding(report_of(_job(tmp_path, programs)))
     assert (finding.rule, finding.ranks, finding.certainty) == ("dtype-mismatch", (0,), "certain")
     assert finding.title == "rank 0 called all_reduce with i64 where its 3 peers passed f32"
