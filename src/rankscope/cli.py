@@ -65,7 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for name in COMMANDS:
         module = import_module(f"rankscope.commands.{name}")
-        command = subparsers.add_parser(name, help=module.HELP, description=module.HELP, allow_abbrev=False)
+        command = subparsers.add_parser(name, help=module.HELP, description=module.HELP)
+        command.allow_abbrev = getattr(module, "TAKES_ABBREVIATIONS", False)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser

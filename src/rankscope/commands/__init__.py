@@ -8,7 +8,6 @@ from __future__ import annotations
 # In the order in which the help lists them.
 COMMANDS = (
     *("diagnose", "explain", "demo", "report", "timeline", "serve", "compare"),
-    *("fr", "compile", "metrics", "link", "chakra", "query", "export", "tables"),
+    *("fr", "torchfrtrace", "compile", "tlparse", "metrics", "link", "chakra", "query", "export", "tables"),
     *("record", "snapshot", "logs", "desync", "attach", "completion"),
-    "tlparse",
 )

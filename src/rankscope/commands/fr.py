@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HELP = "show Flight Recorder dumps in detail; takes the flags of torchfrtrace"
 MISMATCH_CAP = 10
+TORCH_LAYOUT = "torch"
 VERBOSE_TABLES = ("groups", "memberships", "collectives", "ncclcalls")
 
 
@@ -51,6 +52,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
     parser.add_argument("-o", "--output", metavar="OUT", help=f"write the flat database: {OUTPUT_HELP}")
+    parser.add_argument(
+        "--torch-layout", action="store_true", help="OUT as torchfrtrace writes it: a pickle of torch's own named rows"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite OUT when it exists")
     _add_flag(parser, "-p", "--prefix", help=PREFIX_HELP)
     _add_flag(parser, "--allow-incomplete-ranks", action="store_true", help="do not warn of ranks without a dump")
@@ -99,17 +103,28 @@ def _count(text: str) -> int:
 def run(args: Namespace) -> int:
     if args.transform_ft and not args.group_world_size:
         raise UsageError("--transform-ft needs the size of a replica", "add --group-world-size N")
-    destination = database_format(args.output) if args.output else ""
-    if destination:
-        check_destination(args.output, destination, args.force)
+    destination = _destination(args)
     trace = load_trace(args, _replica_shift(args.group_world_size) if args.transform_ft else None)
     selection = _select(trace, args)
-    code = (
-        _print_entries(trace, selection, args) if args.just_print_entries else _print_analysis(trace, selection, args)
-    )
-    if destination:
+    if destination:  # first: who reads only the beginning of what is printed still gets the file
         _save(trace, destination, args.output)
-    return code
+    if args.just_print_entries:
+        return _print_entries(trace, selection, args)
+    return _print_analysis(trace, selection, args)
+
+
+def _destination(args: Namespace) -> str:
+    """The format of OUT, which is refused before the work is done."""
+    if args.torch_layout and not args.output:
+        raise UsageError("--torch-layout needs a file to write", "add -o flat.pickle")
+    if not args.output:
+        return ""
+    if args.torch_layout:
+        output.check_writable(args.output, args.force)
+        return TORCH_LAYOUT
+    chosen = database_format(args.output)
+    check_destination(args.output, chosen, args.force)
+    return chosen
 
 
 def _replica_shift(replica_size: int) -> Callable[[Trace], None]:
@@ -122,11 +137,33 @@ def _replica_shift(replica_size: int) -> Callable[[Trace], None]:
 
 
 def _save(trace: Trace, chosen: str, path: str) -> None:
+    if chosen == TORCH_LAYOUT:
+        _save_for_torch(trace, path)
+        return
     from rankscope.model.database import connect
     from rankscope.render.flat_database import build_flat_database
 
     connection = connect(trace)
     report_written(path, chosen, save_database(connection, build_flat_database(connection, trace), path, chosen))
+
+
+def _save_for_torch(trace: Trace, path: str) -> None:
+    import sys
+
+    from rankscope.model.finding import count_noun
+    from rankscope.render.torch_layout import torch_database
+    from rankscope.render.torch_types import dump_for_torch
+    from rankscope.render.whole_file import whole_file
+
+    database = torch_database(trace)
+    with whole_file(path) as part, open(part, "xb") as file:
+        dump_for_torch(database, file)
+    n_collectives, n_calls = len(database.collectives), len(database.ncclcalls)
+    sys.stderr.write(
+        f"Wrote {count_noun(n_collectives, 'collective')} of {count_noun(n_calls, 'call')} to {path} (torch's layout)\n"
+        f'Next, where torch is installed: python -c "import pickle; '
+        f"types, db = pickle.load(open({path!r}, 'rb')); print(db.collectives[-1])\"\n"
+    )
 
 
 # What is to be shown
