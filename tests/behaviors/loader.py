@@ -2,15 +2,98 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from behaviors.row import Behavior
 
 TITLE = "Finding and loading dumps"
 INTRO = "How torchfrtrace finds the files of a folder and what each is."
 
+
+def _ran_nothing(folder: Path, _: str) -> None:
+    assert not (folder / "run-by-pickle").exists()
+
+
 BEHAVIORS = (
     Behavior(
         there="read every file of a folder and of the folders below it",
+        commands=("rankscope nested",),
+        shows=r"Read 4 Flight Recorder dumps from nested[\s\S]*error\[H102\] rank 2",
+    ),
+    Behavior(
+        there="infer the common prefix of the files' names",
+        commands=("rankscope hosts",),
+        shows=r"Read 4 Flight Recorder dumps from hosts[\s\S]*error\[H102\] rank 2",
+    ),
+    Behavior(
+        there="ask for --prefix where the names have no common one",
+        commands=("rankscope runs",),
+        shows=r"D903\] more than one dump of ranks 0-3[\s\S]*choose by --prefix",
+    ),
+    Behavior(
+        there="(--prefix) read the files that have the prefix anywhere in their names",
+        commands=("rankscope hosts --prefix mydump_",),
+        shows=r"Read 4 Flight Recorder dumps from hosts[\s\S]*error\[H102\] rank 2",
+    ),
+    Behavior(
+        there="pass over the files that do not have the prefix",
+        commands=("rankscope tables runs -p monday_ --json", "rankscope runs -p monday_"),
+        shows=r"Read 4 Flight Recorder dumps from runs[\s\S]*Found no problem",
+    ),
+    Behavior(
+        there="take the rank from what follows the prefix",
+        commands=('rankscope query hosts -p mydump_ "select rank from ranks order by rank"',),
+        shows=r"0\n.*1\n.*2\n.*3",
+    ),
+    Behavior(
+        there="(it makes up `host_rank0`) know the host of a rank, from names and folders",
+        commands=('rankscope query nested "select host from ranks where rank = 3"',),
+        shows=r"gpu1",
+    ),
+    Behavior(
+        there="keep the host of a name such as gpu0-mydump_1",
+        commands=('rankscope query hosts "select host from ranks where rank = 1"',),
+        shows=r"gpu0",
+    ),
+    Behavior(
+        there="load the entries, the version and the groups of each dump",
+        commands=(
+            'rankscope query hung "select version, n_calls, name from ranks join group_config using (rank) limit 3"',
+        ),
+        shows=r"2\.10 +\d+ +0",
+    ),
+    Behavior(
+        there="(it unpickles whatever is there) never run what a file says",
+        commands=("rankscope hostile",),
+        shows=r"hostile/nccl_trace_rank_3",
+        check=_ran_nothing,
+    ),
+    Behavior(
+        there="(one broken file ends it) go on without a file that is cut short, and say so",
+        commands=("rankscope damaged",),
+        shows=r"error\[H102\] rank 2[\s\S]*nccl_trace_rank_3[\s\S]*is cut short after 87 bytes",
+    ),
+    Behavior(
+        there="fail when the folder does not exist",
+        commands=("rankscope torchfrtrace ./nowhere",),
+        shows=r"\./nowhere: no such file or folder",
+        exit_codes=(2,),
+    ),
+    Behavior(
+        there="fail when nothing was loaded",
+        commands=("rankscope nodumps",),
+        shows=r"no trace among 1 files \(notes\.txt\)",
+        exit_codes=(2,),
+    ),
+    Behavior(
+        there="fail when no file has the prefix, and name the prefix",
+        commands=("rankscope hung -p other_",),
+        shows=r"no file whose name has other_ and a rank behind it",
+        exit_codes=(2,),
+    ),
+    Behavior(
+        there="(-v) say how many files were loaded",
         commands=("rankscope hung",),
-        shows=r"Read 8 Flight Recorder dumps",
+        shows=r"Read 8 Flight Recorder dumps from hung",
     ),
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from behaviors.compile_scenes import COMPILE_SCENES
+from behaviors.dump_scenes import DUMP_SCENES
 from demo_captures import demo
 
 Builder = Callable[[Path], object]
@@ -51,6 +52,7 @@ SCENES: dict[str, Builder] = {
     "recorded": _recorded,
     "train.py": _train,
     **COMPILE_SCENES,
+    **DUMP_SCENES,
 }
 
 TRAINING_SCRIPT = """

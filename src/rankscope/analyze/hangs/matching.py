@@ -98,7 +98,8 @@ def _collective_matches(
     match_ids[rows] = match_of_row
     group, seq = groups[starts], seqs[starts]
     members = _count_members(trace, group, seq, n_joined)
-    _correct_status(trace, rows, match_of_row, members["n_missing"], status)
+    is_even = ~_differs(signatures.whole[rows], starts)[match_of_row]
+    _correct_status(trace, rows, match_of_row, members["n_missing"], is_even, status)
     ops, n_signatures = _common_op(calls, rows, starts, signatures)
     created = calls.array("created_ns")[rows] - _clock_offsets(trace, calls.array("rank")[rows])
     first, last = _reduce(np.minimum, created, starts), _reduce(np.maximum, created, starts)
@@ -166,8 +167,10 @@ def _count_members(trace: Trace, group: Array, seq: Array, n_joined: Array) -> d
     }
 
 
-def _correct_status(trace: Trace, rows: Array, match_of_row: Array, n_missing: Array, status: Array) -> None:
-    """Two things that only the view over all ranks tells."""
+def _correct_status(
+    trace: Trace, rows: Array, match_of_row: Array, n_missing: Array, is_even: Array, status: Array
+) -> None:
+    """What only the view over all ranks tells."""
     if not len(rows):
         return
     calls = trace.table("collectives")
@@ -187,7 +190,7 @@ def _correct_status(trace: Trace, rows: Array, match_of_row: Array, n_missing: A
     newest = np.full(int(groups.max()) + 1, MISSING, np.int64)
     is_finished = finished[match_of_row]
     np.maximum.at(newest, groups[is_finished], seqs[is_finished])
-    recorded[is_open & (seqs < newest[groups])] = DONE
+    recorded[is_open & is_even & (seqs < newest[groups])] = DONE
     is_newest = is_open & is_finished & (seqs == newest[groups])
     recorded[is_newest & synchronises & ~_lived_on(trace, rows, match_of_row, noticed)] = DONE
     status[rows] = recorded
