@@ -147,11 +147,34 @@ def test_a_rank_without_a_dump_that_others_wait_for_is_lost() -> None:
     assert "it was alive at seq 1 of group 1 (dp), which completed" in cause.evidence.likely
 
 
-def test_of_two_lost_ranks_the_one_that_blocked_first_is_the_cause() -> None:
+def test_two_lost_ranks_that_different_ranks_wait_for_are_both_causes() -> None:
     programs = {0: ["a:1 all_reduce +50"], 2: ["b:2 all_reduce +10"]}
     trace = job(programs, Setting(config={"1": [(0, 1)], "2": [(2, 3)]}))
+    told = [(finding.rule, finding.ranks) for finding in findings(trace) if finding.severity == "error"]
+    assert told == [("rank-lost", (3,)), ("rank-lost", (1,))], "no wait leads from one to the other"
+
+
+def test_of_lost_ranks_that_hold_up_the_same_ranks_the_one_that_blocked_first_is_the_cause() -> None:
+    programs = {0: ["a:1 all_reduce +50"], 2: ["b:2 all_reduce +10"]}
+    trace = job(programs, Setting(config={"1": [(0, 1, 2)], "2": [(2, 3)]}))
     assert verdict(trace) == ("rank-lost", (3,), "likely")
     assert any("rank 1" in note for note in root_cause(trace).evidence.notes)
+
+
+def test_two_stuck_ranks_in_groups_of_their_own_are_both_causes() -> None:
+    programs = {0: [DONE, NEXT], 1: [DONE], 2: ["x:2 all_reduce done"] * 2 + ["x:2 all_reduce"]}
+    programs |= {3: ["x:2 all_reduce done"] * 2, 4: programs[2]}
+    told = [finding for finding in findings(job(programs)) if finding.severity == "error"]
+    # Rank 3 holds up two ranks, rank 1 only one.
+    assert [(finding.rule, finding.ranks) for finding in told] == [("rank-stuck", (3,)), ("rank-stuck", (1,))]
+    assert [finding.evidence.n_blocked for finding in told] == [2, 1]
+
+
+def test_a_lost_rank_that_more_wait_for_goes_before_a_stuck_one() -> None:
+    programs = {0: [DONE, NEXT], 1: [DONE], **{rank: ["x:2 barrier"] for rank in (2, 3, 4)}}
+    setting = Setting(config={"1": [(0, 1)], "2": [(2, 3, 4, 5)]})
+    told = findings(job(programs, setting))
+    assert [(finding.rule, finding.ranks) for finding in told] == [("rank-lost", (5,)), ("rank-stuck", (1,))]
 
 
 def test_a_rank_that_wrote_a_damaged_file_was_alive() -> None:
@@ -300,6 +323,13 @@ def test_a_stall_that_follows_from_a_stuck_rank_is_its_effect() -> None:
     trace = job(programs)
     assert verdict(trace) == ("rank-stuck", (1,), "certain")
     assert "collective-stalled" in [effect.rule for effect in effects(trace)]
+
+
+def test_a_stall_of_ranks_that_wait_for_nobody_stuck_stands_on_its_own() -> None:
+    """A barrier of ten seconds does not just happen to run."""
+    programs = {0: [DONE, f"{NEXT} +10000"], 1: [DONE], 2: ["x:2 barrier"], 3: ["x:2 barrier"]}
+    told = {(finding.rule, finding.ranks) for finding in findings(job(programs)) if finding.severity == "error"}
+    assert told == {("rank-stuck", (1,)), ("collective-stalled", (2, 3))}
 
 
 def test_a_member_whose_call_was_evicted_may_have_made_another_one() -> None:

@@ -45,7 +45,7 @@ def _broadcasting(rank: int) -> list[dict[str, Any]]:
 def _coalescing(rank: int) -> list[dict[str, Any]]:
     """Two gathers in one coalesced group; then rank 2 does not come to the next all_reduce."""
     gather = {"profiling_name": "nccl:_all_gather_base"}
-    trailer = {"input_sizes": [], "output_sizes": [], "input_dtypes": [], "output_dtypes": []}
+    trailer: dict[str, list[Any]] = {"input_sizes": [], "output_sizes": [], "input_dtypes": [], "output_dtypes": []}
     return [
         make_entry(1, **gather, input_sizes=[[4]], output_sizes=[[16]]),
         make_entry(1, **gather, input_sizes=[[8]], output_sizes=[[32]]),
@@ -62,7 +62,7 @@ def _exchanging(rank: int) -> list[dict[str, Any]]:
 def _batching(rank: int) -> list[dict[str, Any]]:
     """Every rank sends to the next and receives from the one before, in one batch; rank 3 never makes its own."""
     batch = {"p2p_seq_id": 1, "collective_seq_id": 1}
-    trailer = {"input_sizes": [], "output_sizes": [], "input_dtypes": [], "output_dtypes": []}
+    trailer: dict[str, list[Any]] = {"input_sizes": [], "output_sizes": [], "input_dtypes": [], "output_dtypes": []}
     return [_ended(1)] + [
         make_entry(2, profiling_name=f"nccl:send {rank}->{(rank + 1) % 4}", is_p2p=True, **batch),
         make_entry(2, profiling_name=f"nccl:recv {rank}<-{(rank - 1) % 4}", is_p2p=True, **batch),

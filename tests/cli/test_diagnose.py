@@ -55,7 +55,7 @@ def test_json_is_the_report(gives: GivesReport, capsys: pytest.CaptureFixture[st
     assert main(["--json", "traces"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["findings"][0]["rule"] == "op-mismatch"
-    assert "effects" not in report
+    assert [effect["ranks"] for effect in report["effects"]] == [[900]]
 
 
 def test_options_reach_the_pipeline(gives: GivesReport) -> None:

@@ -24,7 +24,7 @@ def test_snapshot() -> None:
 
 def test_the_keys_are_the_documented_ones() -> None:
     report = parsed(sample.hang())
-    assert list(report) == ["schema", "capture", "findings", "checks"]
+    assert list(report) == ["schema", "capture", "findings", "checks", "effects"]
     assert report["schema"] == "rankscope.report/1"
     assert list(report["findings"][0]) == [
         "code",
@@ -49,9 +49,10 @@ def test_what_is_absent_is_null() -> None:
     assert finding["group"] is finding["collective"] is finding["location"] is finding["peer_location"] is None
 
 
-def test_effects_are_printed_on_request() -> None:
-    assert "effects" not in parsed(sample.hang())
-    assert [effect["ranks"] for effect in parsed(sample.hang(), show_all=True)["effects"]] == [[900]]
+@pytest.mark.parametrize("show_all", [False, True])
+def test_effects_are_always_printed(show_all: bool) -> None:
+    assert [effect["ranks"] for effect in parsed(sample.hang(), show_all=show_all)["effects"]] == [[900]]
+    assert parsed(sample.clean(), show_all=show_all)["effects"] == []
 
 
 def test_the_json_reads_back_as_the_same_report() -> None:

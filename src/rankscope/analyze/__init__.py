@@ -124,7 +124,8 @@ def _why_skipped(trace: Trace, table: str) -> str:
     return _WHY_ABSENT.get(table, f"no data for the table {table} in this capture")
 
 
-def _importance(finding: Finding) -> tuple[int, int, float, int]:
+def _importance(finding: Finding) -> tuple[int, int, int, float, int]:
     family = _FAMILIES.find(finding.code[:1]) % (len(_FAMILIES) + 1)
     cost = finding.evidence
-    return SEVERITIES.index(finding.severity), family, -(cost.cost_pct or 0), -(cost.cost_ns or 0)
+    n_blocked = -(cost.n_blocked or 0) if finding.code[:1] == "H" else 0
+    return SEVERITIES.index(finding.severity), family, n_blocked, -(cost.cost_pct or 0), -(cost.cost_ns or 0)

@@ -16,10 +16,7 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7e]+")
 
 
 def render(report: Report, options: Options) -> Iterator[str]:
-    record = msgspec.to_builtins(report, enc_hook=_plain_value)
-    if not options.show_all:
-        del record["effects"]
-    yield dumps(record)
+    yield dumps(msgspec.to_builtins(report, enc_hook=_plain_value))
 
 
 def dumps(value: Any) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.divergence import Divergence, find_divergences
 from rankscope.analyze.hangs.programs import Departure, Programs, programs_of
+from rankscope.analyze.hangs.roots import roots_first
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import Cycle, WaitGraph, WaitingCall, wait_graph
 from rankscope.model.finding import Certainty
@@ -52,7 +53,7 @@ class Cause:
 
 
 def find_causes(trace: Trace) -> list[Cause]:
-    """The root cause first; later ones are effects unless they stand on their own."""
+    """The root causes first; what only follows from them is marked as effect."""
     view, graph, programs = derived(trace, JobView), wait_graph(trace), programs_of(trace)
     diverged = [_from_divergence(view, divergence) for divergence in derived(trace, find_divergences)]
     cyclic = [cause for cycle in graph.cycles() for cause in _from_cycle(view, graph, programs, cycle)]
@@ -71,8 +72,7 @@ def find_causes(trace: Trace) -> list[Cause]:
     ]
     if not ordered:
         return list(_silent_losses(view))
-    ordered = [replace(cause, blocked=frozenset(_blocked(graph, cause))) for cause in ordered]
-    return [ordered[0], *(replace(cause, is_effect=True) for cause in ordered[1:])]
+    return roots_first(view, [replace(cause, blocked=frozenset(_blocked(graph, cause))) for cause in ordered])
 
 
 def _blocked(graph: WaitGraph, cause: Cause) -> set[int]:
@@ -232,8 +232,11 @@ def _from_absent(view: JobView, graph: WaitGraph, programs: Programs) -> Iterato
             departed = _departed(view, programs, call, rank)
             if departed is not None:
                 yield departed
-                return
-        calls_of[rank] = held
+                break
+        else:
+            calls_of[rank] = held
+        if rank not in calls_of:
+            continue
         rows = view.rows_of(rank)
         last = int(view.signatures.point[rows[-1]]) if len(rows) else MISSING
         together[(last, min(call.match for call in held))].append(rank)
@@ -272,21 +275,25 @@ def _from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
         return
     # A rank that wrote a file, however damaged, was alive; it is suspected only where no other can be.
     possible = set(held) - view.has_file or set(held)
-    calls = {call.match: call for rank in possible for call in held[rank]}.values()
-    first = min(calls, key=lambda call: (_first_join(view, call), call.match))
-    suspects = sorted(possible & {rank for rank, reason in first.held_up_by.items() if reason == "unknown"})
-    yield Cause(
-        rule="rank-lost",
-        ranks=tuple(suspects),
-        group=first.group,
-        seq=first.seq,
-        certainty="likely",
-        time_ns=_first_join(view, first),
-        match=first.match,
-        peer_row=view.first_waiting[first.waiting[0]],
-        calls=tuple(held[suspects[0]]),
-        also_possible=tuple(sorted(set(held) - set(suspects))),
-    )
+    while possible:
+        calls = {call.match: call for rank in possible for call in held[rank]}.values()
+        first = min(calls, key=lambda call: (_first_join(view, call), call.match))
+        suspects = sorted(possible & {rank for rank, reason in first.held_up_by.items() if reason == "unknown"})
+        cause = Cause(
+            rule="rank-lost",
+            ranks=tuple(suspects),
+            group=first.group,
+            seq=first.seq,
+            certainty="likely",
+            time_ns=_first_join(view, first),
+            match=first.match,
+            peer_row=view.first_waiting[first.waiting[0]],
+            calls=tuple(held[suspects[0]]),
+        )
+        blocked = _blocked(graph, cause)
+        others = {rank for rank in held if {other for call in held[rank] for other in call.waiting} <= blocked}
+        yield replace(cause, also_possible=tuple(sorted(others - set(suspects))))
+        possible -= others | set(suspects)
 
 
 def _from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Iterator[Cause]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,12 +22,12 @@ def waits(trace: Trace) -> Table:
     if not trace.has("collectives"):
         return Table.from_rows("waits", [])
     view, graph = job_view(trace), wait_graph(trace)
-    root = next(iter(causes_of(trace)), None)
+    roots = [cause for cause in causes_of(trace) if not cause.is_effect]
     in_cycle = {(call.match, rank) for cycle in graph.cycles() for call in cycle.calls for rank in cycle.ranks}
     rows = []
     for _, call in sorted(graph.calls.items()):
         shared = _call_columns(view, call)
-        for holder, why in _holders(view, call, root):
+        for holder, why in _holders(view, call, roots):
             itself = graph.call_of_rank.get(holder, ())
             rows.append(
                 {
@@ -35,11 +35,11 @@ def waits(trace: Trace) -> Table:
                     "holder": holder,
                     "why": why,
                     "holder_match_id": min(itself, default=MISSING),
-                    "is_cause": _is_root(call, holder, root),
+                    "is_cause": any(_is_root(call, holder, root) for root in roots),
                     "in_cycle": (call.match, holder) in in_cycle,
                 }
             )
-    rows += _unpaired_rows(view, graph, root)
+    rows += _unpaired_rows(view, graph, roots)
     return Table.from_rows("waits", rows)
 
 
@@ -69,32 +69,30 @@ def _waiting_columns(view: JobView, rows: list[int]) -> Row:
     }
 
 
-def _holders(view: JobView, call: WaitingCall, root: Cause | None) -> list[tuple[int, str]]:
+def _holders(view: JobView, call: WaitingCall, roots: Sequence[Cause]) -> list[tuple[int, str]]:
     """(rank, why); of a call that no rank is missing from, those whose own call does not fit."""
     if call.held_up_by:
         return list(call.held_up_by.items())
-    if _is_misfit(view, call, root):
-        assert root is not None
+    root = next((root for root in roots if _is_misfit(view, call, root)), None)
+    if root is not None:
         odd = sorted(set(root.ranks) & set(call.waiting))
         return [(rank, "mismatch") for rank in odd] if len(odd) < len(call.waiting) else [(MISSING, "mismatch")]
     return [(MISSING, "stalled")]
 
 
-def _is_misfit(view: JobView, call: WaitingCall, root: Cause | None) -> bool:
+def _is_misfit(view: JobView, call: WaitingCall, root: Cause) -> bool:
     """Ranks that left the common order make calls of their group that never fit again, from the first one on."""
-    if root is None or root.group != call.group or call.is_p2p or not set(root.ranks) & set(call.waiting):
+    if root.group != call.group or call.is_p2p or not set(root.ranks) & set(call.waiting):
         return False
     n_signatures = int(view.trace.table("matches").array("n_signatures")[call.match])
     return root.divergence is not None or (root.match == call.match and n_signatures > 1)
 
 
-def _is_root(call: WaitingCall, holder: int, root: Cause | None) -> bool:
-    if root is None:
-        return False
+def _is_root(call: WaitingCall, holder: int, root: Cause) -> bool:
     return holder in root.ranks if holder != MISSING else call.match == root.match
 
 
-def _unpaired_rows(view: JobView, graph: WaitGraph, root: Cause | None) -> Iterator[Row]:
+def _unpaired_rows(view: JobView, graph: WaitGraph, roots: Sequence[Cause]) -> Iterator[Row]:
     """Transfers whose other side is not recorded (a receive from anyone): nothing tells for whom they wait."""
     for rank, row in sorted(view.first_waiting.items()):
         if rank not in graph.call_of_rank:
@@ -105,7 +103,7 @@ def _unpaired_rows(view: JobView, graph: WaitGraph, root: Cause | None) -> Itera
                 "is_p2p": bool(view.is_p2p[row]),
                 **_waiting_columns(view, [row]),
                 "why": "unpaired",
-                "is_cause": root is not None and root.culprit_row == row,
+                "is_cause": any(root.culprit_row == row for root in roots),
             }
 
 

@@ -1,0 +1,53 @@
+"""Which of the causes of a hang stand on their own, and which only follow from others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rankscope.analyze.hangs.view import JobView
+from rankscope.model.tables import MISSING
+
+if TYPE_CHECKING:
+    from rankscope.analyze.hangs.verdict import Cause
+
+# A call that all have joined may just be running when the dumps are taken; after this long it is not.
+_STALLED_NS = 5_000_000_000
+
+
+def roots_first(view: JobView, causes: Sequence[Cause]) -> list[Cause]:
+    """The roots, those that block most ranks first, then what follows from them; the first cause is a root."""
+    roots: list[Cause] = []
+    effects: list[Cause] = []
+    for cause in causes:
+        if roots and (_follows(cause, roots) or not _is_told(view, cause)):
+            effects.append(replace(cause, is_effect=True))
+        else:
+            roots.append(cause)
+    return [*sorted(roots, key=lambda cause: -len(cause.blocked)), *effects]
+
+
+def _follows(cause: Cause, roots: Sequence[Cause]) -> bool:
+    """True where the cause's ranks wait for those of the roots, so that nothing is left to explain."""
+    explained = set().union(*(root.blocked | set(root.ranks) for root in roots))
+    if cause.rule == "rank-lost":
+        # Nothing is known of such a rank; where all that wait for it also wait for others, it need not be a cause.
+        return cause.blocked <= explained
+    if set(cause.ranks) <= explained:
+        return True
+    # In a group that is out of step, ranks stay away from calls that only the culprit makes.
+    out_of_step = {root.group for root in roots if root.divergence is not None or root.departure is not None}
+    is_of_group = {call.group for call in cause.calls} <= out_of_step and bool(cause.calls)
+    return is_of_group and cause.blocked <= explained
+
+
+def _is_told(view: JobView, cause: Cause) -> bool:
+    """False for what the data does not tell from a call that is just running, or that waits for nobody knows whom."""
+    if cause.match == MISSING:
+        return cause.rule != "p2p-unmatched"
+    if cause.rule != "collective-stalled":
+        return True
+    rows = view.rows_of_match(cause.match)
+    is_aborted = view.calls.text("status").equals("aborted")[rows].any()
+    return bool(is_aborted or view.last_activity_ns - int(view.calls.array("created_ns")[rows].min()) >= _STALLED_NS)
