@@ -282,3 +282,35 @@ def test_gloo_records_no_ends_and_is_judged_all_the_same() -> None:
     done, waits = "dp:1 all_reduce gloo done @a.py:1", "dp:1 all_reduce gloo @a.py:2"
     trace = job({0: [done, waits], 1: [done, waits], 2: [done, "dp:1 all_gather [8]->[24] gloo @a.py:3"]})
     assert verdict(trace) == ("op-mismatch", (2,), "certain")
+
+
+# Sizes that may differ
+
+
+def gathering(*parts: int, whole: int, state: str = "") -> dict[int, list[str]]:
+    """Each rank gathers its own part into one flat tensor."""
+    return {rank: [DONE, f"dp:1 all_gather [{part}]->[{whole}] {state}"] for rank, part in enumerate(parts)}
+
+
+@pytest.mark.parametrize("parts", [(7, 3, 4), (2, 5, 7), (0, 7, 7)])
+@pytest.mark.parametrize("state", ["done", ""])
+def test_parts_that_make_up_what_is_gathered_fit_whatever_divides_it(parts: tuple[int, ...], state: str) -> None:
+    told = [finding.rule for finding in findings(job(gathering(*parts, whole=14, state=state)))]
+    assert "size-mismatch" not in told
+
+
+def test_a_part_that_leaves_a_hole_does_not_fit() -> None:
+    assert verdict(job(gathering(8, 8, 5, whole=24))) == ("size-mismatch", (2,), "certain")
+
+
+def test_uneven_parts_are_not_blamed_for_a_rank_without_a_dump() -> None:
+    setting = Setting(config={"1": [(0, 1, 2, 3)]})
+    assert verdict(job(gathering(7, 9, 8, whole=32), setting))[0] == "rank-lost"
+    assert verdict(job(gathering(8, 8, 5, whole=32), setting))[:2] == ("size-mismatch", (2,))
+
+
+def test_sizes_that_differ_in_a_call_that_ended_and_was_followed_by_others_are_no_error() -> None:
+    ended = {rank: [DONE, f"dp:1 all_reduce [{8 + rank}] done", DONE] for rank in range(3)}
+    assert alarms(job(ended)) == []
+    hangs = {rank: [DONE, f"dp:1 all_reduce [{8 + (rank == 2)}]"] for rank in range(3)}
+    assert verdict(job(hangs))[:2] == ("size-mismatch", (2,))

@@ -83,9 +83,21 @@ def _first_of_group(view: JobView, programs: Programs, group: int, matches: Sequ
         # What is left of a damaged dump may be wrong itself: nobody is blamed for what only it says.
         rows = [row for row in view.rows_of_match(match).tolist() if int(view.rank[row]) not in view.cut]
         divergence = _judge(view, programs, group, rows, ignored) if rows else None
-        if divergence is not None:
+        if divergence is not None and not (divergence.kind == "size" and _went_on(view, rows)):
             return divergence
     return None
+
+
+def _went_on(view: JobView, rows: Sequence[int]) -> bool:
+    """Whether the call ended on all ranks, and all of them then made others that ended: its sizes were no obstacle."""
+    if not all(view.is_done[row] for row in rows):
+        return False
+    for row in rows:
+        later = view.rows_of(int(view.rank[row]))
+        later = later[(later > row) & (view.group[later] == view.group[row])]
+        if not view.is_done[later].any():
+            return False
+    return True
 
 
 def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], ignored: set[int]) -> Divergence | None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rankscope.model.tables import Array, Table
+from rankscope.model.tables import MISSING, Array, Table
 
 # These end only when every member has joined; a root of the others may finish alone.
 SYNCHRONISING = frozenset(
@@ -32,7 +32,7 @@ class Signatures:
     token: Array  # whole and point together: the same call of the same program
 
 
-def call_signatures(calls: Table, stacks: Table, frames: Table) -> Signatures:
+def call_signatures(calls: Table, stacks: Table, frames: Table, group_sizes: Array | None = None) -> Signatures:
     """Distinct combinations are judged once; rows get codes."""
     columns = [calls.text(name) for name in ("op", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes")]
     combined, code = _combine([column.codes for column in columns])
@@ -45,6 +45,8 @@ def call_signatures(calls: Table, stacks: Table, frames: Table) -> Signatures:
         dtype_of[place] = dtypes.setdefault(dtype_key(op, shapes[2], shapes[3]), len(dtypes))
     op_codes = columns[0].codes.astype(np.int64)
     size_codes, dtype_codes = size_of[code].astype(np.int64), dtype_of[code].astype(np.int64)
+    if group_sizes is not None:
+        size_codes = _even_where_parts_fit(calls, size_codes, list(sizes), group_sizes)
     if _UNKNOWN in dtypes and len(dtypes) > 1:
         dtype_codes = _known_by_peers(calls, dtype_codes, dtypes[_UNKNOWN])
     whole = (op_codes * (len(sizes) + 1) + size_codes) * (len(dtypes) + 1) + dtype_codes
@@ -53,6 +55,38 @@ def call_signatures(calls: Table, stacks: Table, frames: Table) -> Signatures:
     token = whole * (int(points.max(initial=0)) + 2) + point + 1
     codes = [part.astype(np.int32) for part in (op_codes, size_codes, dtype_codes, point)]
     return Signatures(codes[0], codes[1], codes[2], whole, codes[3], token)
+
+
+def _even_where_parts_fit(calls: Table, codes: Array, keys: list[Any], group_sizes: Array) -> Array:
+    """Parts of different sizes fit where together they make up what is gathered; one code then stands for all."""
+    of_key = np.full((len(keys), 2), MISSING, np.int64)
+    for code, key in enumerate(keys):
+        if isinstance(key, tuple) and key[:1] == ("part",) and max(key[1:]) < 1 << 62:
+            of_key[code] = key[1:]
+    rows = np.flatnonzero((of_key[codes, 1] >= 0) & ~calls.array("is_p2p") & (calls.array("group_id") >= 0))
+    if not len(rows):
+        return codes
+    order = np.lexsort((calls.array("seq")[rows], calls.array("group_id")[rows]))
+    rows = rows[order]
+    group, seq = calls.array("group_id")[rows], calls.array("seq")[rows]
+    starts = np.flatnonzero(np.append(True, (group[1:] != group[:-1]) | (seq[1:] != seq[:-1])))
+    parts, wholes = of_key[codes[rows]].T
+    is_same = [np.minimum.reduceat(side, starts) == np.maximum.reduceat(side, starts) for side in (parts, wholes)]
+    bounds = np.append(starts, len(rows)).tolist()
+    filled = codes.copy()
+    for place in np.flatnonzero(~is_same[0] & is_same[1]).tolist():
+        first, last = bounds[place], bounds[place + 1]
+        if _make_up(parts[first:last], int(wholes[first]), int(group_sizes[group[first]])):
+            filled[rows[first:last]] = codes[rows[first]]
+    return filled
+
+
+def _make_up(parts: Array, whole: int, n_members: int) -> bool:
+    if len(parts) == n_members:
+        return int(parts.sum()) == whole
+    # Some are not recorded: it is an even collective with an odd rank if the usual part, taken by all, is the whole.
+    values, counts = np.unique(parts, return_counts=True)
+    return int(parts.sum()) <= whole and int(values[np.argmax(counts)]) * n_members != whole
 
 
 def _known_by_peers(calls: Table, codes: Array, unknown: int) -> Array:
@@ -93,9 +127,9 @@ def size_key(op: str, inputs: str, outputs: str) -> Any:
 
 
 def _gathered(part: tuple[int, ...], whole: tuple[int, ...]) -> Any:
-    """The gathered side has to agree; the parts only when the collective is an even one."""
-    is_uneven = len(set(whole)) > 1
-    return (sum(whole),) if is_uneven or not part or sum(whole) % max(sum(part), 1) else (sum(part), sum(whole))
+    """The gathered side has to agree; the parts only when the collective is an even one, which only all ranks tell."""
+    is_uneven = len(set(whole)) > 1 or not part
+    return (sum(whole),) if is_uneven else ("part", sum(part), sum(whole))
 
 
 def dtype_key(op: str, inputs: str, outputs: str) -> Any:

@@ -14,7 +14,8 @@ from rankscope.model.tables import MISSING, Array, Table, Trace
 
 
 def signatures_of(trace: Trace) -> Signatures:
-    return call_signatures(trace.table("collectives"), trace.table("stacks"), trace.table("frames"))
+    sizes = trace.table("groups").array("size")
+    return call_signatures(trace.table("collectives"), trace.table("stacks"), trace.table("frames"), sizes)
 
 
 @dataclass(frozen=True)
