@@ -314,3 +314,20 @@ def test_sizes_that_differ_in_a_call_that_ended_and_was_followed_by_others_are_n
     assert alarms(job(ended)) == []
     hangs = {rank: [DONE, f"dp:1 all_reduce [{8 + (rank == 2)}]"] for rank in range(3)}
     assert verdict(job(hangs))[:2] == ("size-mismatch", (2,))
+
+
+def test_a_difference_behind_the_first_tensor_is_told_and_marked() -> None:
+    programs = {rank: [DONE, "dp:1 all_reduce_coalesced [8][4]"] for rank in range(3)}
+    programs[2] = [DONE, "dp:1 all_reduce_coalesced [8][5]"]
+    cause = root_cause(job(programs))
+    assert cause.title == "rank 2 called all_reduce_coalesced with input 2 [5] where its 2 peers passed input 2 [4]"
+    assert cause.evidence.comparison is not None
+    peers, odd = (side.cells[-1] for side in cause.evidence.comparison.sides)
+    assert peers.endswith("<- input 2 [4]")
+    assert odd.endswith("<- input 2 [5]")
+
+
+def test_a_single_peer_is_called_by_its_rank() -> None:
+    programs = {0: [DONE, NEXT], 1: [DONE, "dp:1 broadcast [8]"]}
+    programs |= {2 + rank: [call.replace("dp:1", "dp:2") for call in programs[0]] for rank in range(2)}
+    assert root_cause(job(programs)).title == "rank 1 called broadcast where rank 0 called all_reduce"

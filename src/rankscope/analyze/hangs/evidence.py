@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
+import msgspec
 import numpy as np
 
 from rankscope.analyze.hangs.view import JobView
@@ -122,12 +124,42 @@ def compare_sides(
 ) -> Comparison:
     """The last calls of the group up to `seq`, one column per side; each side is shown by its first rank with data."""
     seqs = range(max(seq - _N_BEFORE, min(seq, 1)), seq + 1)
+    speakers = [_speaker(view, group, seqs, ranks) for _, ranks in sides]
+    cells = [[_cell_parts(view, group, at, speaker, with_lines) for at in seqs] for speaker in speakers]
+    marks = _marks(view, [_row_at(view, group, seq, speaker) for speaker in speakers], [each[-1] for each in cells])
     columns = []
-    for label, ranks in sides:
-        shown = _speaker(view, group, seqs, ranks)
-        cells = [_cell_parts(view, group, at, shown, with_lines) for at in seqs]
-        columns.append(Side(label, tuple(sorted(ranks)), _aligned(cells)))
+    for (label, ranks), parts, mark in zip(sides, cells, marks, strict=True):
+        *before, last = _aligned(parts)
+        columns.append(Side(label, tuple(sorted(ranks)), (*before, last + mark)))
     return Comparison("seq", tuple(str(at) for at in seqs), tuple(columns), mark=len(seqs) - 1)
+
+
+def _marks(view: JobView, rows: Sequence[int], cells: Sequence[tuple[str, ...]]) -> list[str]:
+    """What differs, behind cells that read the same although their calls do not fit."""
+    found = None
+    if len(rows) == 2 and MISSING not in rows and len({cell[:3] for cell in cells}) == 1:
+        found = differences(view, *rows)
+    return [f"  <- {text}" for text in found] if found else [""] * len(cells)
+
+
+def differences(view: JobView, one: int, other: int) -> tuple[str, str] | None:
+    """The first tensor that differs between two calls which do not fit: `input 2 [9]`; None where none does."""
+    if view.signatures.whole[one] == view.signatures.whole[other]:
+        return None
+    for side in ("input", "output"):
+        for what in ("sizes", "dtypes"):
+            mine, theirs = (msgspec.json.decode(view.calls.text(f"{side}_{what}")[row] or "[]") for row in (one, other))
+            for place, (left, right) in enumerate(zip_longest(mine, theirs), 1):
+                if left != right:
+                    texts = [f"{side} {place} {_value_text(value)}" for value in (left, right)]
+                    return texts[0], texts[1]
+    return None
+
+
+def _value_text(value: list[int] | str | None) -> str:
+    if value is None:
+        return "missing"
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else describe_types(f'["{value}"]', "[]")
 
 
 def _speaker(view: JobView, group: int, seqs: range, ranks: Sequence[int]) -> int:

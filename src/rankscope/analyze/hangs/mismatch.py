@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from rankscope.analyze.hangs.evidence import dtype_text, group_text, shape_text, stack_groups
+from rankscope.analyze.hangs.evidence import differences, dtype_text, group_text, shape_text, stack_groups
 from rankscope.analyze.hangs.verdict import Cause
 from rankscope.analyze.hangs.view import JobView
-from rankscope.analyze.hangs.wording import NEEDS, compare_with, findings_of, make_evidence, make_finding, normal_rows
+from rankscope.analyze.hangs.wording import (
+    NEEDS,
+    compare_with,
+    findings_of,
+    make_evidence,
+    make_finding,
+    normal_rows,
+    peers_phrase,
+)
 from rankscope.analyze.registry import Effect, rule
-from rankscope.model.finding import Finding, count_noun, ranks_phrase
+from rankscope.model.finding import Finding, ranks_phrase
 from rankscope.model.tables import Trace
 
 _BASIS = {
@@ -74,7 +82,11 @@ def _describe_argument(view: JobView, cause: Cause, describe: Callable[[JobView,
     if cause.divergence is None:
         return _describe_transfer(view, cause, describe, what)
     op = view.calls.text("op")[cause.peer_row]
-    title = _title(view, cause, f"called {op} with", describe(view, cause.culprit_row), describe(view, cause.peer_row))
+    rows = (cause.culprit_row, cause.peer_row)
+    culprit, peer = (describe(view, row) for row in rows)
+    if culprit == peer:  # of many tensors only the first is told: here it is another one
+        culprit, peer = differences(view, *rows) or (culprit, peer)
+    title = _title(view, cause, f"called {op} with", culprit, peer)
     return _mismatch(view, cause, title, f"give the tensor the same {what} on all ranks of the group before the call")
 
 
@@ -120,8 +132,8 @@ def _title(view: JobView, cause: Cause, verb: str, culprit: str, peer: str) -> s
         where = f"at the same position of {group_text(view, cause.group)}"
         return f"rank {odd_rank} {verb} {culprit} and rank {peer_rank} {again} {peer} {where}"
     theirs = "its" if len(cause.ranks) == 1 else "their"
-    n_peers = count_noun(len(normal_rows(view, cause)), "peer")
-    return f"{ranks_phrase(cause.ranks)} {verb} {culprit} where {theirs} {n_peers} {again} {peer}"
+    peers = peers_phrase([int(view.rank[row]) for row in normal_rows(view, cause)], theirs)
+    return f"{ranks_phrase(cause.ranks)} {verb} {culprit} where {peers} {again} {peer}"
 
 
 def _mismatch(view: JobView, cause: Cause, title: str, help_text: str) -> Finding:

@@ -11,9 +11,10 @@ from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.evidence import call_text, collective_ref, group_ref, group_text, location_of
 from rankscope.analyze.hangs.signatures import SYNCHRONISING
 from rankscope.analyze.hangs.view import JobView, job_view
+from rankscope.analyze.hangs.wording import peers_phrase
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.clock import median
-from rankscope.model.finding import Evidence, Finding, count_noun, format_duration
+from rankscope.model.finding import Evidence, Finding, format_duration
 from rankscope.model.tables import Array, Trace
 
 _MIN_EVENTS = 4
@@ -154,7 +155,8 @@ def _finding(view: JobView, late: Late) -> Finding:
     sites, counts = np.unique(view.calls.array("site_id")[late.rows], return_counts=True)
     usual = int(late.rows[np.argmax(view.calls.array("site_id")[late.rows] == sites[np.argmax(counts)])])
     group = int(view.group[worst])
-    n_peers = count_noun(len(view.members[group]) - 1, "peer")
+    peers = [rank for rank in view.members[group] if rank != late.rank]
+    lost = format_duration(late.lost_ns)
     worst_late = format_duration(int(late.lateness_ns.max()))
     advice = (
         f"profile one step of rank {late.rank} and of a peer side by side; check its host for load, heat, data loading"
@@ -174,7 +176,7 @@ def _finding(view: JobView, late: Late) -> Finding:
                 f"it came last to {len(late.rows)} of {late.n_delayed} delayed collectives ({late.n_collectives} made)",
                 f"worst: {worst_late} at seq {int(view.seq[worst])}, {call_text(view, worst)}",
             ),
-            likely=(f"its {n_peers} lost {format_duration(late.lost_ns)} together waiting for it",),
+            likely=(f"{peers_phrase(peers, 'its')} lost {lost}{' together' * (len(peers) > 1)} waiting for it",),
             facts={
                 "lateness_ns": int(median(late.lateness_ns)),
                 "n_late": len(late.rows),

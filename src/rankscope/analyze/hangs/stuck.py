@@ -9,7 +9,16 @@ import numpy as np
 from rankscope.analyze.hangs.evidence import call_text, group_text, site_text, stack_groups
 from rankscope.analyze.hangs.verdict import Cause
 from rankscope.analyze.hangs.view import JobView
-from rankscope.analyze.hangs.wording import NEEDS, compare_with, findings_of, has, make_evidence, make_finding, waits
+from rankscope.analyze.hangs.wording import (
+    NEEDS,
+    compare_with,
+    findings_of,
+    has,
+    make_evidence,
+    make_finding,
+    peers_phrase,
+    waits,
+)
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Finding, count_noun, format_ranks, ranks_phrase
 from rankscope.model.tables import MISSING, Trace
@@ -131,7 +140,7 @@ def _describe_stuck(view: JobView, cause: Cause) -> Finding:
         stacks=(*last_stack, *stack_groups(view, waiting_rows(view, cause), "waiting")),
     )
     call, n_peers = call_text(view, cause.peer_row), len(peers)
-    title = f"{ranks_phrase(cause.ranks)} never reached {call} that {count_noun(n_peers, 'peer')} {waits(n_peers)} in"
+    title = f"{ranks_phrase(cause.ranks)} never reached {call} that {peers_phrase(peers)} {waits(n_peers)} in"
     if view.is_p2p[cause.peer_row]:
         title = f"{ranks_phrase(cause.ranks)} never answered {ranks_phrase(peers)}, which {waits(n_peers)} in {call}"
     where = f"what rank {cause.ranks[0]} does after that line"

@@ -94,6 +94,11 @@ def compare_with(view: JobView, cause: Cause, peers: Sequence[int], odd: Sequenc
     return compare_sides(view, cause.group, cause.seq, sides, with_lines=cause.rule == "call-skipped")
 
 
+def peers_phrase(peers: Sequence[int], whose: str = "") -> str:
+    """`its 63 peers`; a single one by its rank."""
+    return f"rank {peers[0]}" if len(peers) == 1 else f"{whose} {count_noun(len(peers), 'peer')}".strip()
+
+
 def waits(number: int) -> str:
     return "waits" if number == 1 else "wait"
 
