@@ -68,7 +68,8 @@ def size_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
     What to do: pad or drop so that all ranks have the same shape, or use an operation that allows uneven sizes.
 
     What could fool it: shapes may differ as long as the number of elements agrees; the split sizes of an
-    all_to_all are not recorded, so only its totals can be checked.
+    all_to_all are not recorded, so only its totals can be checked. Sizes that differed in a call which ended on all
+    ranks, and after which they went on, are no error: `rankscope fr` lists them.
     """
     yield from findings_of(trace, "H103", _describe_size)
 
@@ -115,7 +116,8 @@ def dtype_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
 
     What to do: cast to one type before the call, on every rank.
 
-    What could fool it: nothing known; the recorder writes the type of every tensor since layout 2.1.
+    What could fool it: dumps before layout 2.1 record no types: what their ranks passed is unknown, and counts as
+    fitting.
     """
     yield from findings_of(trace, "H104", _describe_dtype)
 
