@@ -102,19 +102,22 @@ def _asked(text: str) -> dict[str, Any]:
 
 @rule("D910", "other-runs", needs=("files",))
 def other_runs(trace: Trace) -> Iterator[Finding | Effect]:
-    """The folder also holds other runs of the job, which were not read.
+    """The folder also holds other runs or jobs, which were not judged.
 
-    What it means: the job was recorded into this folder more than once, or its launcher restarted it. Each run has a
-    folder of its own, run_2 or attempt_1, so that nothing is overwritten; only the first one was judged here.
+    What it means: the job was recorded into this folder more than once, its launcher restarted it, or dumps of
+    different jobs lie in one tree. Only one of them was judged: the newest that has at least half of its ranks.
 
-    Why it happens: `rankscope record` with the same folder again, or torchrun with --max-restarts.
+    Why it happens: `rankscope record` with the same folder again, torchrun with --max-restarts, dumps of several jobs
+    or attempts copied into one folder.
 
-    What to do: give the folder of the run that you mean.
+    What to do: give the folder of the run that you mean, or choose it with --capture.
 
-    What could fool it: a folder run_2 or attempt_1 that holds something else, below one that the collector wrote into.
+    What could fool it: a folder run_2 or attempt_1 that holds something else, below one that the collector wrote into;
+    two jobs with the same number of ranks whose files lie in one folder and claim different ranks.
     """
     files = trace.table("files")
     rows = [row for row in files.rows() if row["status"] == "other-run"]
+    yield from _other_captures([row for row in files.rows() if row["status"] == "other-capture"])
     if rows:
         yield Finding(
             code="D910",
@@ -124,4 +127,22 @@ def other_runs(trace: Trace) -> Iterator[Finding | Effect]:
             title=f"{count_noun(len(rows), 'other run')} of the job in the same folder: not read here",
             evidence=Evidence(notes=tuple(row["path"] for row in rows[:_MAX_FINDINGS])),
             help=f"to judge the latest: {rows[-1]['hint']}",
+        )
+
+
+def _other_captures(rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Each row's problem tells of the whole capture that the file is of."""
+    told = dict.fromkeys((row["problem"], row["hint"]) for row in rows)
+    if told:
+        yield Finding(
+            code="D910",
+            rule="other-runs",
+            severity="info",
+            certainty="likely",
+            title=f"the dumps here are from {len(told) + 1} jobs or attempts: one was judged",
+            evidence=Evidence(
+                notes=tuple(f"{problem.removeprefix('is of ')} ({hint})" for problem, hint in told)[:_MAX_FINDINGS],
+                facts={"not_judged": [row["path"] for row in rows]},
+            ),
+            help=f"judge another one: {next(iter(told))[1]}",
         )

@@ -21,6 +21,12 @@ PREFIX_HELP = "read only files with this in their names, followed by the rank"
 
 def add_reading_options(parser: ArgumentParser) -> None:
     parser.add_argument("-p", "--prefix", help=PREFIX_HELP)
+    parser.add_argument(
+        "--capture",
+        type=positive_int,
+        metavar="N",
+        help="where dumps of several jobs or attempts lie together: which to judge (default: the newest whole one)",
+    )
     add_scale_options(parser)
 
 
@@ -52,6 +58,7 @@ def positive_int(text: str) -> int:
 
 def load_trace(args: Namespace, transform: Callable[[Trace], None] | None = None) -> Trace:
     settings: ReadSettings = {"prefix": args.prefix, "jobs": args.jobs, "with_stacks": args.stacks}
+    settings["capture"] = getattr(args, "capture", None)  # fr has torch's options only
     settings["cache"] = None if args.no_cache else args.cache or default_cache()
     if args.cluster:
         from rankscope.scale import on_cluster

@@ -15,7 +15,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         rank      int32  Global rank, taken from the name or the content.
         host      text   Host, as far as the name tells.
         n_bytes   int64  Size on disk.
-        status    text   read, damaged (in part or wholly), duplicate (another was used), other-run or ignored.
+        status    text   read, damaged (in part or wholly), duplicate, stale, other-run, other-capture or ignored.
         problem   text   What is wrong with it, in one sentence.
         hint      text   What to do about it.
         """,

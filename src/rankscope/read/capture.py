@@ -19,7 +19,9 @@ from rankscope.read.desync import reported_ranks
 from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
 from rankscope.read.manifest import drop_parts
 from rankscope.read.merge import Merger, drop_duplicate_ranks
+from rankscope.read.mixed_dumps import leave_out_other_captures
 from rankscope.read.remote import is_url, without_secrets
+from rankscope.read.stale_dumps import LeftOut
 from rankscope.read.two_recorders import join_recorders
 
 # Below this, starting processes and sending their results back costs more than it saves.
@@ -55,6 +57,7 @@ class Options:
     cache: str | None = None  # folder or URL that keeps the parts of large traces; None: only while this process runs
     with_stacks: bool = False  # also the Python functions of profiler traces
     cluster: Spread | None = None  # where to read; None: in processes of this machine
+    capture: int | None = None  # which of the captures that the dumps are of; None: the newest that is whole
 
 
 class ReadSettings(TypedDict, total=False):
@@ -65,6 +68,7 @@ class ReadSettings(TypedDict, total=False):
     cache: str | None
     with_stacks: bool
     cluster: Spread | None
+    capture: int | None
 
 
 def read_capture(paths: Sequence[str], options: Options) -> Trace:
@@ -91,7 +95,7 @@ def read_capture(paths: Sequence[str], options: Options) -> Trace:
                 options.progress(done, len(claims), "reading")
         merger.add(reported_ranks(merger.parts))
         trace = Trace(shown, merger.tables(), parts)
-    _finish_files(trace, rows)
+    _finish_files(trace, rows, options.capture)
     if not any(map(trace.has, _TELLING_TABLES)):
         raise _all_damaged(trace) if _damaged(trace) else _nothing_found(shown, _rows(trace), options.prefix)
     return trace
@@ -257,13 +261,15 @@ def _unreadable_row(item: Unreadable) -> Row:
     return {"path": item.shown, "rank": MISSING, "status": item.status, "problem": item.problem, "hint": item.hint}
 
 
-def _finish_files(trace: Trace, rows: list[Row]) -> None:
+def _finish_files(trace: Trace, rows: list[Row], capture: int | None) -> None:
     """One row per file; files that another one of the same rank replaced are marked."""
     files = concat("files", [trace.table("files"), Table.from_rows("files", rows)])
     trace.tables["files"] = files
     dropped: dict[int, int] = {}
     unused: set[int] = set()
+    left_out: dict[int, LeftOut] = {}
     if trace.has("ranks"):
+        left_out = leave_out_other_captures(trace.tables, capture)
         join_recorders(trace.tables)
         dropped = drop_duplicate_ranks(trace.tables)
     if trace.has("manifests"):
@@ -271,7 +277,10 @@ def _finish_files(trace: Trace, rows: list[Row]) -> None:
     listed = sorted(files.rows(), key=lambda row: (row["file_id"] == MISSING, row["file_id"], row["path"]))
     paths = {row["file_id"]: row["path"] for row in listed}
     for row in listed:
-        if row["file_id"] in dropped:
+        if row["file_id"] in left_out:
+            reason = left_out[row["file_id"]]
+            row.update(status=reason.status, problem=reason.problem, hint=reason.hint)
+        elif row["file_id"] in dropped:
             row.update(status="duplicate", problem=f"was left out for {paths[dropped[row['file_id']]]}")
         elif row["file_id"] in unused:
             row.update(status="ignored", problem="another manifest tells the same of its ranks")

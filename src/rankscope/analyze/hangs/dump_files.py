@@ -14,6 +14,11 @@ def ranks_alive(trace: Trace) -> frozenset[int]:
     return _ranks(trace, ("read", "damaged", "duplicate"), _WRITTEN_BEFORE)
 
 
+def ranks_stale(trace: Trace) -> frozenset[int]:
+    """Ranks whose only dump is of another moment or attempt."""
+    return _ranks(trace, ("stale",), _NO_DUMPS) - _ranks(trace, ("read", "damaged", "duplicate"), _NO_DUMPS)
+
+
 def ranks_cut(trace: Trace) -> frozenset[int]:
     """Ranks of which only the older part of the dump could be read, and no other dump is whole."""
     return _ranks(trace, ("damaged",), _NO_DUMPS) - _ranks(trace, ("read",), _NO_DUMPS)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rankscope.analyze.hangs.dump_files import ranks_stale
 from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import job_view
 from rankscope.analyze.registry import Effect, rule
@@ -31,7 +32,7 @@ def dump_missing(trace: Trace) -> Iterator[Finding | Effect]:
     """
     view = job_view(trace)
     members = {rank for group in view.members for rank in group}
-    missing = tuple(sorted(members - view.dumped))
+    missing = tuple(sorted(members - view.dumped - ranks_stale(trace)))  # D911 tells of stale ones
     causes = causes_of(trace)
     blamed = {rank for cause in causes if not cause.is_effect and cause.rule == "rank-lost" for rank in cause.ranks}
     missing = tuple(rank for rank in missing if rank not in blamed)
@@ -123,6 +124,45 @@ def duplicate_rank(trace: Trace) -> Iterator[Finding | Effect]:
             facts={"left_out": [row["path"] for row in doubled]},
         ),
         help="keep the dumps of one run in a folder of its own, or choose by --prefix",
+    )
+
+
+@rule("D911", "stale-dump", needs=("files",))
+def stale_dump(trace: Trace) -> Iterator[Finding | Effect]:
+    """A rank's dump is from another moment or attempt than those of its peers, and was not used.
+
+    What it means: the file says nothing about where the rank was when the others hung. The verdict treats the rank as
+    one without a dump.
+
+    Why it happens: the rank died before it could write, and the file of an earlier run was still there under the same
+    name; the dumps were taken one after another while the job went on; two attempts were copied into one folder; the
+    clock of a host is wrong by more than ten minutes.
+
+    What to do: remove the files of earlier runs before a job starts, or write each run into a folder of its own; take
+    the dumps of all ranks at the same time.
+
+    What could fool it: a clock that is wrong by more than ten minutes looks like another run. On gloo only times tell,
+    as it does not record whether a call completed or failed.
+    """
+    files = trace.table("files")
+    stale = list(files.take(np.flatnonzero(files.text("status").equals("stale"))).rows())
+    if not stale:
+        return
+    ranks = tuple(sorted({row["rank"] for row in stale}))
+    is_one = len(stale) == 1
+    yield Finding(
+        code="D911",
+        rule="stale-dump",
+        severity="warning",
+        certainty="likely",
+        title=f"{'the dump' if is_one else 'the dumps'} of {ranks_phrase(ranks)} "
+        f"{'is' if is_one else 'are'} from another moment than the others: not used",
+        ranks=ranks,
+        evidence=Evidence(
+            certain=tuple(f"{row['path']} {row['problem']}" for row in stale[:_MAX_FILES]),
+            facts={"left_out": [row["path"] for row in stale]},
+        ),
+        help=stale[0]["hint"],
     )
 
 

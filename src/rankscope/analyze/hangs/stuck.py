@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rankscope.analyze.hangs.dump_files import ranks_stale
 from rankscope.analyze.hangs.evidence import call_text, group_text, site_text, stack_groups
 from rankscope.analyze.hangs.verdict import Cause
 from rankscope.analyze.hangs.view import JobView
@@ -83,7 +84,9 @@ def _describe_lost(view: JobView, cause: Cause) -> Finding:
         comparison=None if view.is_p2p[cause.peer_row] else compare_with(view, cause, peers),
         stacks=stack_groups(view, rows, "waiting"),
     )
-    title = f"{ranks_phrase(cause.ranks)} left no dump and {ending}"
+    is_stale = set(cause.ranks) <= ranks_stale(view.trace)
+    left = "left no current dump (the one here is from another moment)" if is_stale else "left no dump"
+    title = f"{ranks_phrase(cause.ranks)} {left} and {ending}"
     where = f"the standard error of rank {cause.ranks[0]} and the kernel log of its host"
     return make_finding(view, cause, title, evidence, f"look at {where}: was it killed, or out of memory?")
 
