@@ -182,3 +182,24 @@ def test_two_prefixes_in_one_folder_are_two_captures(tmp_path: Path) -> None:
     report = diagnosed(tmp_path)
     assert errors(report) == [("rank-stuck", (1,))]
     assert finding(report, "D910").severity == "info"
+
+
+@pytest.mark.parametrize("kind", ["op", "stuck", "size"])
+def test_replicas_that_count_from_0_are_told_apart(tmp_path: Path, kind: str) -> None:
+    """Defect: "Found no problem". torchft names the files by global ranks, and the members by those of the replica."""
+    for first, fault in ((0, None), (4, Fault(kind, rank=1))):
+        for rank, dump in simulate(JobSpec(Mesh(dp=2, tp=2)), fault).dumps():
+            save(dump, tmp_path, first + rank)
+    report = diagnosed(tmp_path)
+    assert [ranks for _, ranks in errors(report)] == [(5,)]
+    assert finding(report, "D912").evidence.facts["replica_size"] == 4
+    assert all(each.code not in ("D910", "D911") for each in report.findings)
+
+
+def test_members_that_fit_no_replica_are_told(tmp_path: Path) -> None:
+    for rank, dump in simulate(JobSpec(Mesh(dp=2, tp=2))).dumps():
+        dump["pg_config"]["0"]["ranks"] = "[0, 2]"
+        save(dump, tmp_path, rank)
+    report = diagnosed(tmp_path)
+    assert finding(report, "D912").severity == "warning"
+    assert "--group-world-size" in finding(report, "D912").help

@@ -7,6 +7,37 @@ import msgspec
 from rankscope.model.tables import Table, Text
 
 
+def is_default_group(name: str, description: str) -> bool:
+    return description == "default_pg" or (name in ("", "0") and not description)
+
+
+def outsiders(group_config: Table) -> dict[int, list[int]]:
+    """Ranks that are not among the members of their own default group, with those members: replicas, most likely."""
+    found: dict[int, list[int]] = {}
+    decoded: dict[str, list[int]] = {}
+    for row in group_config.rows():
+        if is_default_group(row["name"], row["description"]):
+            members = decoded.setdefault(row["members"], msgspec.json.decode(row["members"], type=list[int]))
+            if members and row["rank"] not in members:
+                found[row["rank"]] = members
+    return found
+
+
+def replica_size(group_config: Table) -> int | None:
+    """How many ranks a replica has, where the dumps contradict themselves in the way that replicas do."""
+    worlds = {tuple(members) for members in outsiders(group_config).values()}
+    if len(worlds) != 1:
+        return None
+    [world] = worlds
+    return len(world) if world == tuple(range(len(world))) else None
+
+
+def with_global_members(group_config: Table) -> Table:
+    """The table group_config with global ranks as members, as far as the layout of replicas can be inferred."""
+    size = replica_size(group_config)
+    return shift_replica_ranks(group_config, size) if size else group_config
+
+
 def shift_replica_ranks(group_config: Table, replica_size: int) -> Table:
     """The table group_config with global ranks as members.
 

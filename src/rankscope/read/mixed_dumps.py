@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from rankscope.model.finding import count_noun, format_ranks
+from rankscope.model.replicas import is_default_group, outsiders
 from rankscope.model.tables import MISSING, Table, Text
 from rankscope.read.stale_dumps import MAX_APART_NS, Dump, LeftOut, stale_dumps
 
@@ -69,14 +70,13 @@ def _dumps(tables: Mapping[str, Table]) -> list[Dump]:
     files, ranks, calls = tables["files"], tables["ranks"], tables.get("collectives")
     paths = dict(zip(files.array("file_id").tolist(), files.text("path").tolist(), strict=True))
     spans = _spans(calls) if calls is not None else {}
-    worlds = _worlds(tables.get("group_config"))
+    worlds = _worlds(tables["group_config"]) if "group_config" in tables else {}
     cut = set(files.array("file_id")[files.text("status").equals("damaged")].tolist())
     dumps = []
     for row in ranks.rows():
         *folders, name = paths.get(row["file_id"], "").replace("!", "/").split("/")
         first_ns, last_ns = spans.get(row["file_id"], (MISSING, MISSING))
         stem = name.replace(str(row["rank"]), "", 1) if str(row["rank"]) in name else name
-        world = worlds.get(row["file_id"])
         dumps.append(
             Dump(
                 file_id=row["file_id"],
@@ -86,7 +86,7 @@ def _dumps(tables: Mapping[str, Table]) -> list[Dump]:
                 stem=stem,
                 first_ns=first_ns,
                 last_ns=last_ns,
-                world=world if world and row["rank"] in world else None,
+                world=worlds.get(row["file_id"]),
                 is_cut=row["file_id"] in cut,
             )
         )
@@ -103,11 +103,11 @@ def _spans(calls: Table) -> dict[int, tuple[int, int]]:
     return {file: (int(first[file]), int(last[file])) for file in np.unique(files).tolist()}
 
 
-def _worlds(config: Table | None) -> dict[int, frozenset[int]]:
-    """The members of each file's default group."""
+def _worlds(config: Table) -> dict[int, frozenset[int]]:
+    """The members of each file's default group; those of replicas tell nothing of the job."""
     worlds: dict[int, frozenset[int]] = {}
-    for row in config.rows() if config is not None else ():
-        if row["description"] == "default_pg" or (row["name"] in ("", "0") and row["file_id"] not in worlds):
+    for row in config.rows() if not outsiders(config) else ():
+        if is_default_group(row["name"], row["description"]):
             members: list[int] = msgspec.json.decode(row["members"])
             if members:
                 worlds[row["file_id"]] = frozenset(members)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median_low
 
 import numpy as np
 
 from rankscope.model.finding import format_duration
+from rankscope.model.replicas import with_global_members
 from rankscope.model.tables import MISSING, Array, Table
 
 STALE = "stale"
@@ -86,7 +88,7 @@ class _SharedCalls:
         names = self.calls.text("group_name")
         position = {dump.file_id: place for place, dump in enumerate(self.dumps)}
         members: dict[tuple[int, str], str] = {}
-        for row in config.rows() if config is not None else ():
+        for row in with_global_members(config).rows() if config is not None else ():
             if row["file_id"] in position:
                 members[position[row["file_id"]], row["name"]] = row["members"]
         pairs = self.dump.astype(np.int64) * max(len(names.values), 1) + names.codes[self.rows]
@@ -126,12 +128,13 @@ def _of_another_time(shared: _SharedCalls) -> dict[int, LeftOut]:
 
 
 def _clusters(shared: _SharedCalls) -> list[int]:
-    """Dumps that made a call at about the same time, directly or over others, have the same number."""
+    """Dumps of one time have the same number: they made a call together, or share no call and overlap in time."""
     rows = shared.sampled()
     keys, created, dump = shared.group[rows] << 40 | shared.seq[rows], shared.created[rows], shared.dump[rows]
     order = np.lexsort((created, keys))
-    is_close = (np.diff(keys[order]) == 0) & (np.diff(created[order]) <= MAX_APART_NS)
-    pairs = np.stack([dump[order][:-1][is_close], dump[order][1:][is_close]])
+    is_same = np.diff(keys[order]) == 0
+    is_close = is_same & (np.diff(created[order]) <= MAX_APART_NS)
+    pairs = np.stack([dump[order][:-1], dump[order][1:]])
     cluster = list(range(len(shared.dumps)))
 
     def root(place: int) -> int:
@@ -140,20 +143,22 @@ def _clusters(shared: _SharedCalls) -> list[int]:
             place = cluster[place]
         return place
 
-    for left, right in np.unique(pairs, axis=1).T.tolist():
+    for left, right in np.unique(pairs[:, is_close], axis=1).T.tolist():
         cluster[root(left)] = root(right)
-    for place, lonely in enumerate(shared.dumps):  # it shares no call with others: only the time can tell
-        if lonely.last_ns == MISSING or not (dump == place).any():
-            near = (p for p, other in enumerate(shared.dumps) if p != place and _gap(lonely, other) <= MAX_APART_NS)
-            cluster[root(place)] = root(next(near, place))
+    apart = {frozenset((root(left), root(right))) for left, right in np.unique(pairs[:, is_same], axis=1).T.tolist()}
+    spans: dict[int, tuple[int, int]] = {}
+    for place, one in enumerate(shared.dumps):
+        first, last = spans.get(root(place), (one.first_ns, one.last_ns))
+        spans[root(place)] = (min(first, one.first_ns), max(last, one.last_ns))
+    for (left, one_span), (right, other_span) in combinations(sorted(spans.items(), key=lambda item: item[1]), 2):
+        if frozenset((left, right)) not in apart and _gap(one_span, other_span) <= MAX_APART_NS:
+            cluster[root(left)] = root(right)
     return [root(place) for place in range(len(shared.dumps))]
 
 
-def _gap(one: Dump, other: Dump) -> int:
-    """The time between two dumps' records; 0 where they overlap or one of them tells none."""
-    if MISSING in (one.last_ns, other.last_ns):
-        return 0
-    return max(one.first_ns - other.last_ns, other.first_ns - one.last_ns, 0)
+def _gap(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """The time between two spans; 0 where they overlap or one of them is not known."""
+    return 0 if MISSING in (*one, *other) else max(one[0] - other[1], other[0] - one[1], 0)
 
 
 def _drifting(shared: _SharedCalls) -> Array:

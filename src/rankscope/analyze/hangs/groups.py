@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from rankscope.analyze.hangs.dump_files import ranks_cut
+from rankscope.model.replicas import with_global_members
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 Members = tuple[int, ...]
@@ -87,7 +88,7 @@ def _rank_name_pairs(calls: Table) -> tuple[list[tuple[int, str]], Array]:
 def _read_config(trace: Trace) -> _Config:
     config: _Config = {}
     decoded: dict[str, Members] = {}
-    table = trace.table("group_config")
+    table = with_global_members(trace.table("group_config"))
     for rank, name, members in zip(
         table.array("rank").tolist(), table.text("name").tolist(), table.text("members").tolist(), strict=True
     ):

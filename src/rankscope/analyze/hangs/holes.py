@@ -11,6 +11,7 @@ from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import job_view
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Evidence, Finding, count_noun, format_ranks, ranks_phrase
+from rankscope.model.replicas import outsiders, replica_size
 from rankscope.model.tables import Trace
 
 _MAX_FILES = 8
@@ -163,6 +164,42 @@ def stale_dump(trace: Trace) -> Iterator[Finding | Effect]:
             facts={"left_out": [row["path"] for row in stale]},
         ),
         help=stale[0]["hint"],
+    )
+
+
+@rule("D912", "replicas", needs=("group_config",))
+def replicas(trace: Trace) -> Iterator[Finding | Effect]:
+    """Ranks are not among the members of their own default group: the job is made of replicas that count from 0.
+
+    What it means: every replica of a fault-tolerant job (torchft) numbers its own ranks from 0, so what one dump calls
+    rank 1 is another rank than what the next one calls so. Each replica was judged as groups of its own.
+
+    Why it happens: torchft starts one world per replica; the dumps are named by global ranks.
+
+    What to do: nothing, where the size of the replicas was inferred. Otherwise pass it:
+    `rankscope fr DIR --transform-ft --group-world-size N`.
+
+    What could fool it: files that were renamed: the rank in the name is then not the one that wrote the dump.
+    """
+    config = trace.table("group_config")
+    strange = outsiders(config)
+    if not strange:
+        return
+    size, ranks = replica_size(config), tuple(sorted(strange))
+    facts = f"{ranks_phrase(ranks)} {'is' if len(ranks) == 1 else 'are'} not in the default group of the same dump"
+    yield Finding(
+        code="D912",
+        rule="replicas",
+        severity="info" if size else "warning",
+        certainty="likely",
+        title=f"the job is made of replicas of {count_noun(size, 'rank')}: each was judged on its own"
+        if size
+        else f"{facts}, and the size of the replicas cannot be inferred",
+        ranks=() if size else ranks,
+        evidence=Evidence(certain=(facts,) if size else (), facts={"replica_size": size}),
+        help="if this is wrong, name the files by the ranks that wrote them"
+        if size
+        else "pass the size of a replica: rankscope fr DIR --transform-ft --group-world-size N",
     )
 
 
