@@ -72,6 +72,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         size      int32  Number of members.
         origin    text   Where the members are known from: config, world, name-hash or use.
         inferred  bool   True when the members were inferred from who uses the name.
+        generation  int32  How often a group of this name had been destroyed and made again, as far as is kept.
         """,
     ),
     spec(

@@ -15,6 +15,7 @@ from statistics import median_low
 import numpy as np
 
 from rankscope.model.finding import format_duration
+from rankscope.model.generations import own_generations
 from rankscope.model.replicas import with_global_members
 from rankscope.model.tables import MISSING, Array, Table
 
@@ -82,6 +83,9 @@ class _SharedCalls:
         self.group = self._groups(tables.get("group_config"))
         self.seq = np.clip(calls.array("seq")[self.rows], 0, (1 << 40) - 1)
         self.created = calls.array("created_ns")[self.rows]
+        # In a group that was made again the same number stands for several calls.
+        again = own_generations(calls, calls.array("file_id"))[self.rows] > 0
+        self.is_unique = ~np.isin(self.group, np.unique(self.group[again]))
 
     def _groups(self, config: Table | None) -> Array:
         """Numbers that are equal where name and members are: local groups may share a name."""
@@ -235,7 +239,7 @@ def _completed_in_time(shared: _SharedCalls) -> Array:
     ended, timeout = calls.array("completed_ns")[rows], calls.array("timeout_ns")[rows]
     # An abort ends what waits, too, but only at the time-out.
     in_time = (ended > 0) & (timeout > 0) & (ended - shared.created < timeout // 2)
-    completed = calls.text("state").equals("completed")[rows]
+    completed = shared.is_unique & calls.text("state").equals("completed")[rows]
     found: Array = np.flatnonzero(on_device & needs_all & in_time & completed)
     return found
 

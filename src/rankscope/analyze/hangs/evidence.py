@@ -11,7 +11,16 @@ import numpy as np
 
 from rankscope.analyze.hangs.view import JobView
 from rankscope.model.call_text import describe_shapes, describe_types
-from rankscope.model.finding import CollectiveRef, Comparison, GroupRef, Location, Side, StackGroup, format_ranks
+from rankscope.model.finding import (
+    CollectiveRef,
+    Comparison,
+    GroupRef,
+    Location,
+    Side,
+    StackGroup,
+    count_noun,
+    format_ranks,
+)
 from rankscope.model.tables import MISSING, Array, Trace
 
 _MAX_STACKS = 4
@@ -77,7 +86,9 @@ def group_ref(view: JobView, group: int) -> GroupRef:
 
 def group_text(view: JobView, group: int) -> str:
     ref = group_ref(view, group)
-    return f"group {ref.name} ({ref.desc})" if ref.desc else f"group {ref.name}"
+    generation = int(view.trace.table("groups").array("generation")[group])
+    again = f", made again {count_noun(generation, 'time')}" if generation else ""
+    return f"group {ref.name} ({ref.desc}{again})" if ref.desc else f"group {ref.name}{again}"
 
 
 def collective_ref(view: JobView, row: int) -> CollectiveRef:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 
 from rankscope.analyze.hangs.dump_files import ranks_cut
+from rankscope.model.generations import Life, aligned, own_generations
 from rankscope.model.replicas import with_global_members
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
@@ -32,6 +33,7 @@ class Group:
     members: Members
     desc: str = field(compare=False)
     origin: str = field(compare=False)  # config, world, name-hash or use
+    generation: int = 0  # how often a group of this name was destroyed and made again before, as far as is kept
 
     @property
     def inferred(self) -> bool:
@@ -49,12 +51,15 @@ def resolve_groups(trace: Trace) -> dict[str, Table]:
     for pair, members in config.items():  # groups that a rank registered but of which its ring kept nothing
         if pair[1] and pair not in found:
             found[pair] = Group(pair[1], members, descs.get(pair, ""), "config")
+    generations = _generations(calls, [found[pair] for pair in pairs], pair_of_row)
+    n_generations = int(generations.max(initial=0)) + 1
+    lives, life_of_row = np.unique(pair_of_row * n_generations + generations, return_inverse=True)
+    made = [replace(found[pairs[life // n_generations]], generation=life % n_generations) for life in lives.tolist()]
     # Ranks may know the members of one group from different sources: the best of them names it.
-    best = sorted(found.values(), key=lambda group: (not group.desc, _ORIGINS.index(group.origin)))
+    best = sorted([*made, *found.values()], key=lambda group: (not group.desc, _ORIGINS.index(group.origin)))
     groups = sorted(dict.fromkeys(best), key=_group_order)
     number = {group: position for position, group in enumerate(groups)}
-    group_of_pair = np.array([number[found[pair]] for pair in pairs], np.int32)
-    group_ids = group_of_pair[pair_of_row] if len(calls) else np.empty(0, np.int32)
+    group_ids = np.array([number[group] for group in made], np.int32)[life_of_row]
     peers = _global_peers(groups, group_ids, calls.array("peer"))
     calls = calls.replaced({"group_id": group_ids, "peer": peers})
     status = _named_status(trace, found)
@@ -63,16 +68,37 @@ def resolve_groups(trace: Trace) -> dict[str, Table]:
         "group_status": status,
         "groups": _group_table(groups),
         "group_members": _member_table(groups),
-        "group_progress": _progress_table(groups, number, found, calls, status, trace),
+        "group_progress": _progress_table(groups, _group_counters(groups, calls, status, found), calls, trace),
     }
 
 
-def _group_order(group: Group) -> tuple[int, str, Members, str]:
+def _generations(calls: Table, group_of_pair: Sequence[Group], pair_of_row: Array) -> Array:
+    """For each call, which generation of its group it was made in; 0 throughout where none was made again."""
+    own = own_generations(calls, calls.array("rank"))
+    if not own.any():
+        return own
+    created = calls.array("created_ns")
+    lives: dict[Group, dict[int, list[Life]]] = defaultdict(lambda: defaultdict(list))
+    n_lives = int(own.max()) + 1
+    keys, inverse = np.unique(pair_of_row * n_lives + own, return_inverse=True)
+    first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), MISSING, np.int64)
+    np.minimum.at(first, inverse, created)
+    np.maximum.at(last, inverse, created)
+    for key, first_ns, last_ns in zip(keys.tolist(), first.tolist(), last.tolist(), strict=True):
+        pair = key // n_lives
+        lives[group_of_pair[pair]][pair].append(Life(first_ns, last_ns))
+    places = {pair: numbers for those in lives.values() for pair, numbers in aligned(those).items()}
+    result: Array = np.array([places[key // n_lives][key % n_lives] for key in keys.tolist()], np.int64)[inverse]
+    return result
+
+
+def _group_order(group: Group) -> tuple[int, str, Members, str, int]:
     return (
         int(group.name) if group.name.isdigit() and len(group.name) < 10 else 1 << 40,
         group.name,
         group.members,
         group.desc,
+        group.generation,
     )
 
 
@@ -235,6 +261,7 @@ def _group_table(groups: Sequence[Group]) -> Table:
                 "size": len(group.members),
                 "origin": group.origin,
                 "inferred": group.inferred,
+                "generation": group.generation,
             }
             for number, group in enumerate(groups)
         ],
@@ -253,34 +280,47 @@ def _member_table(groups: Sequence[Group]) -> Table:
     )
 
 
-def _progress_table(
-    groups: Sequence[Group],
-    number: dict[Group, int],
-    found: dict[tuple[int, str], Group],
-    calls: Table,
-    status: Table,
-    trace: Trace,
-) -> Table:
-    """Per member: the window of sequence numbers that its ring kept, widened by the counters that never wrap."""
-    windows = _kept_windows(calls)
+Counters = dict[tuple[int, int], tuple[int, int]]  # by group and rank: newest enqueued, newest completed
+
+
+def _group_counters(
+    groups: Sequence[Group], calls: Table, status: Table, found: dict[tuple[int, str], Group]
+) -> Counters:
+    """Which group a process's counter is of: that of its newest call under the same pg_id, else that of its name."""
+    keys = calls.array("rank").astype(np.int64) << 32 | calls.array("pg_id")
+    known, newest = np.unique(keys[::-1], return_index=True)
+    group_of_id = dict(zip(known.tolist(), calls.array("group_id")[::-1][newest].tolist(), strict=True))
+    number = {group: position for position, group in enumerate(groups)}
     # In a group with transfers torch's counters hold the number of the last call of either kind: no frontier.
     mixed = set(calls.array("group_id")[calls.array("is_p2p")].tolist())
-    counters: dict[tuple[int, int], tuple[int, int]] = {}
+    counters: Counters = {}
     for row in status.rows():
-        group = found.get((row["rank"], row["group_name"]))
-        if group is not None and number[group] not in mixed:
-            counters[number[group], row["rank"]] = (row["last_enqueued"], row["last_completed"])
+        named = found.get((row["rank"], row["group_name"]))
+        group_id = group_of_id.get(row["rank"] << 32 | row["pg_id"], number[named] if named is not None else MISSING)
+        if group_id != MISSING and group_id not in mixed:
+            counters[group_id, row["rank"]] = (row["last_enqueued"], row["last_completed"])
+    return counters
+
+
+def _progress_table(groups: Sequence[Group], counters: Counters, calls: Table, trace: Trace) -> Table:
+    """Per member: the window of sequence numbers that its ring kept, widened by the counters that never wrap."""
+    windows = _kept_windows(calls)
     ranks = trace.table("ranks")
     n_dropped = dict(zip(ranks.array("rank").tolist(), ranks.array("n_dropped").tolist(), strict=True))
     cut = ranks_cut(trace)
     rows = []
+    made_before: set[tuple[str, Members, int]] = set()  # groups come in the order of their generations
     for group_id, group in enumerate(groups):
         for rank in group.members:
             first, last, n_kept = windows.get((group_id, rank), (MISSING, MISSING, 0))
             enqueued, completed = counters.get((group_id, rank), (MISSING, MISSING))
             has_counter = (group_id, rank) in counters
             # A cut dump has lost its newest calls: only its counters tell how far the rank came.
-            known = rank in n_dropped and (has_counter or (rank not in cut and (n_kept > 0 or n_dropped[rank] == 0)))
+            # The newest calls are kept: whoever has some of an earlier generation has made none in this one.
+            is_whole = n_kept > 0 or n_dropped.get(rank) == 0 or (group.name, group.members, rank) in made_before
+            known = rank in n_dropped and (has_counter or (rank not in cut and is_whole))
+            if n_kept:
+                made_before.add((group.name, group.members, rank))
             rows.append((group_id, rank, first, max(last, enqueued), completed, n_kept, known))
     columns = np.array(rows, np.int64).reshape(-1, 7)
     names = ("group_id", "rank", "first_seq", "last_seq", "last_completed", "n_kept", "known")

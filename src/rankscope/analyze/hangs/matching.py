@@ -25,6 +25,7 @@ def match_collectives(trace: Trace, signatures: Signatures) -> dict[str, Table]:
     calls = trace.table("collectives")
     recorded = _recorded_status(calls)
     status = recorded.copy()
+    _settle_past_generations(trace.table("groups"), calls, status)
     is_p2p, role = calls.array("is_p2p"), calls.text("role")
     is_member = role.equals("member")
     match_ids = np.full(len(calls), MISSING, np.int32)
@@ -52,6 +53,18 @@ def _recorded_status(calls: Table) -> Array:
     status[without_states & retired] = DONE
     status[~without_states & retired & ~completed] = FAILED
     return status
+
+
+def _settle_past_generations(groups: Table, calls: Table, status: Array) -> None:
+    """A process that has made a group again has passed the calls of the one before, whatever became of them."""
+    generation = groups.array("generation")
+    if not generation.any():
+        return
+    name, rank = calls.text("group_name").codes.astype(np.int64), calls.array("rank")
+    owner, group = rank * (int(name.max()) + 1) + name, calls.array("group_id")
+    newest = np.zeros(int(owner.max()) + 1, np.int64)
+    np.maximum.at(newest, owner, generation[group])
+    status[(generation[group] < newest[owner]) & (status != DONE)] = DONE
 
 
 def _backends_without_states(calls: Table) -> Array:

@@ -1,0 +1,81 @@
+"""Groups that were destroyed and made again in the same process: the same name, but sequence numbers from 1 again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rankscope.model.tables import Array, Table
+
+
+class Life(NamedTuple):
+    """One generation of a group in one process, as far as the recorder kept it."""
+
+    first_ns: int
+    last_ns: int
+
+
+def own_generations(calls: Table, process: Array) -> Array:
+    """For each call, which of its process's groups of that name it is of: 0 for the oldest kept.
+
+    A new one begins with another pg_id, or where the numbers fall back to the beginning.
+    """
+    names, pg_id = calls.text("group_name").codes.astype(np.int64), calls.array("pg_id").astype(np.int64) + 1
+    owner = process.astype(np.int64) * (int(names.max(initial=0)) + 1) + names
+    _, first, group = np.unique(owner * (int(pg_id.max(initial=0)) + 1) + pg_id, return_index=True, return_inverse=True)
+    restarts = _restarts(calls, group)
+    if restarts.any():
+        lives = group * (int(restarts.max()) + 1) + restarts
+        _, first, group = np.unique(lives, return_index=True, return_inverse=True)
+    # Lives are numbered by their first call.
+    owner_of_life = owner[first]
+    order = np.lexsort((first, owner_of_life))
+    is_new = np.append(True, np.diff(owner_of_life[order]) != 0)[: len(order)]
+    place = np.arange(len(order))
+    number = np.empty(len(order), np.int64)
+    number[order] = place - np.maximum.accumulate(np.where(is_new, place, 0))
+    result: Array = number[group]
+    return result
+
+
+def _restarts(calls: Table, group: Array) -> Array:
+    """How often the numbers of the call's group had begun again before it."""
+    seq = calls.array("seq")
+    is_counted = ~calls.array("is_p2p") & ~calls.text("role").equals("member")
+    restarts = np.zeros(len(calls), np.int64)
+    low = np.flatnonzero(is_counted & (seq <= 1))
+    repeated = np.unique(group[low], return_counts=True)
+    for suspect in repeated[0][repeated[1] > 1].tolist():  # hardly ever one: a number is handed out once
+        rows = np.flatnonzero(group == suspect)
+        counted = rows[is_counted[rows]]
+        falls = np.append(False, (seq[counted][1:] <= 1) & (seq[counted][:-1] > 1))
+        # Transfers and members of coalesced calls are of the group as it was when they were made.
+        before = np.searchsorted(counted, rows, side="right") - 1
+        restarts[rows] = np.where(before >= 0, np.cumsum(falls)[np.maximum(before, 0)], 0)
+    return restarts
+
+
+def aligned(lives: dict[int, Sequence[Life]]) -> dict[int, list[int]]:
+    """By process, which generation of the group each of its lives is: the same number in all processes.
+
+    Rings reach back differently far, so lives are matched by their time with those of the process that kept the most.
+    """
+    reference = max(lives.values(), key=lambda those: (len(those), -those[0].first_ns))
+    return {process: _placed(own, reference) for process, own in lives.items()}
+
+
+def _placed(own: Sequence[Life], reference: Sequence[Life]) -> list[int]:
+    """The newest first, each at the nearest life of the reference that leaves room for the older ones."""
+    places: list[int] = []
+    highest = len(reference) - 1
+    for n_older, life in zip(range(len(own) - 1, -1, -1), reversed(own), strict=True):
+        possible = range(n_older, highest + 1)
+        places.append(min(possible, key=lambda place: (_distance(life, reference[place]), -place)))
+        highest = places[-1] - 1
+    return places[::-1]
+
+
+def _distance(one: Life, other: Life) -> int:
+    return abs(one.first_ns - other.first_ns) + abs(one.last_ns - other.last_ns)
