@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +57,7 @@ def _restarts(calls: Table, group: Array) -> Array:
     return restarts
 
 
-def aligned(lives: dict[int, Sequence[Life]]) -> dict[int, list[int]]:
+def aligned(lives: Mapping[int, Sequence[Life]]) -> dict[int, list[int]]:
     """By process, which generation of the group each of its lives is: the same number in all processes.
 
     Rings reach back differently far, so lives are matched by their time with those of the process that kept the most.
