@@ -282,7 +282,7 @@ def test_a_receive_that_was_left_out_is_named() -> None:
     trace = job(programs, Setting(config={"0": [range(4)], "1": [(0, 1)], "2": [(2, 3)]}))
     assert verdict(trace) == ("p2p-unmatched", (3,), "likely")
     cause = root_cause(trace)
-    assert cause.title == "rank 3 left out a receive in step (stage.py:6); rank 2 waits for it"
+    assert cause.title == "rank 3 left out its receive from rank 2 in step (stage.py:6); rank 2 waits for it"
     assert cause.evidence.n_blocked == 3
 
 
@@ -293,7 +293,7 @@ def test_a_send_too_many_is_named() -> None:
     programs[2][-1:] = ["pp:2 send>1 @stage.py:2"]
     trace = job(programs, Setting(config={"0": [range(4)], "1": [(0, 1)], "2": [(2, 3)]}))
     assert verdict(trace) == ("p2p-unmatched", (2,), "likely")
-    assert root_cause(trace).title == "rank 2 made a send too many in step (stage.py:2)"
+    assert root_cause(trace).title == "rank 2 made one more send to rank 3 in step (stage.py:2)"
 
 
 def test_sides_of_a_transfer_that_do_not_fit_are_a_size_mismatch() -> None:

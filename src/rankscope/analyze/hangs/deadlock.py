@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankscope.analyze.hangs.evidence import call_text, group_text, side_label, site_text, stack_groups
+from rankscope.analyze.hangs.schedules import ScheduleChange, Transfer
 from rankscope.analyze.hangs.verdict import Cause
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import Cycle
 from rankscope.analyze.hangs.wording import NEEDS, findings_of, make_evidence, make_finding, waits
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Comparison, Finding, Side, count_noun, ranks_phrase
-from rankscope.model.tables import Trace
+from rankscope.model.tables import MISSING, Trace
 
 _MAX_SIDES = 4
 
@@ -98,14 +99,16 @@ def p2p_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 def _describe_transfer(view: JobView, cause: Cause) -> Finding:
+    if cause.schedule is not None:
+        return _describe_schedule(view, cause, cause.schedule)
     departure = cause.departure
     if departure is None:
         return _describe_unpaired(view, cause)
     has_skipped = departure.shift.kind == "skipped"
     wrong = departure.expected.rows[0] if has_skipped else departure.row
     peers = [rank for call in cause.calls for rank in call.waiting if rank not in cause.ranks]
-    noun = {"send": "send", "recv": "receive"}.get(view.calls.text("op")[wrong], "batch of sends and receives")
-    title = f"{ranks_phrase(cause.ranks)} " + (f"left out a {noun}" if has_skipped else f"made a {noun} too many")
+    noun = _wrong_half(view, wrong, cause.ranks[0])
+    title = f"{ranks_phrase(cause.ranks)} " + (f"left out its {noun}" if has_skipped else f"made one more {noun}")
     title += f" in {site_text(view, wrong)}" if site_text(view, wrong) else ""
     if peers:
         title += f"; {ranks_phrase(peers)} {waits(len(peers))} for it"
@@ -127,6 +130,53 @@ def _describe_transfer(view: JobView, cause: Cause) -> Finding:
     return make_finding(
         view, cause, title, evidence, "compare the schedule of sends and receives of the two ranks at this point"
     )
+
+
+def _describe_schedule(view: JobView, cause: Cause, change: ScheduleChange) -> Finding:
+    """The missing half, by neighbor and place in the step, and the line that makes it in other steps."""
+    rank = change.rank
+    left_out = ", ".join(f"its {_half(transfer)}" for transfer in change.missing)
+    added = ", ".join(f"one more {_half(transfer)}" for transfer in change.extra)
+    did = " and ".join(part for part in (left_out and f"left out {left_out}", added and f"made {added}") if part)
+    site = site_text(view, change.expected_row if change.missing else change.row)
+    concerned = dict.fromkeys([rank, *(transfer.peer for transfer in (*change.missing, *change.extra))])
+    waiting = [each for each in concerned if each in view.first_waiting]
+    evidence = make_evidence(
+        view,
+        cause,
+        len(cause.blocked),
+        certain=tuple(f"rank {each} waits in {call_text(view, view.first_waiting[each])}" for each in waiting),
+        likely=(
+            f"call {change.number + 1} of the step is {call_text(view, change.expected_row)} in its earlier steps, "
+            f"and {call_text(view, change.row)} in this one",
+        ),
+        stacks=(
+            *stack_groups(view, [change.row], "culprit"),
+            *stack_groups(view, [view.first_waiting[each] for each in waiting], "waiting"),
+        ),
+        facts={
+            "missing": [transfer.as_fact() for transfer in change.missing],
+            "extra": [transfer.as_fact() for transfer in change.extra],
+            "call_of_step": change.number + 1,
+        },
+    )
+    title = f"rank {rank} {did}" + (f" in {site}" if site else "")
+    peers = sorted({other for call in cause.calls if call.is_p2p for other in call.waiting} - {rank})
+    if peers:
+        title += f"; {ranks_phrase(peers)} {waits(len(peers))} for it"
+    return make_finding(view, cause, title, evidence, f"make the schedule of rank {rank} the same in every step")
+
+
+def _wrong_half(view: JobView, row: int, rank: int) -> str:
+    """The transfer that a rank of the same role, or of an earlier step, made: the neighbor is as far away."""
+    op, peer = view.calls.text("op")[row], int(view.calls.array("peer")[row])
+    if op not in ("send", "recv") or peer == MISSING:
+        return "batch of sends and receives"
+    return _half(Transfer(op == "send", peer - int(view.rank[row]) + rank))
+
+
+def _half(transfer: Transfer) -> str:
+    return f"send to rank {transfer.peer}" if transfer.is_send else f"receive from rank {transfer.peer}"
 
 
 def _describe_unpaired(view: JobView, cause: Cause) -> Finding:

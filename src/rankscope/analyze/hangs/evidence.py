@@ -24,6 +24,7 @@ from rankscope.model.finding import (
 from rankscope.model.tables import MISSING, Array, Trace
 
 _MAX_STACKS = 4
+_MAX_PARTS = 4  # transfers of a batch that are shown
 _N_BEFORE = 2  # calls shown before the one in question
 
 
@@ -36,8 +37,12 @@ def dtype_text(view: JobView, row: int) -> str:
 
 
 def call_text(view: JobView, row: int) -> str:
-    """`all_reduce [8192] bf16`, `send [4,512] bf16 to rank 7`."""
+    """`all_reduce [8192] bf16`, `send [4,512] bf16 to rank 7`, `batch (send to rank 7, recv from rank 7)`."""
     op = view.calls.text("op")[row]
+    parts = view.parts_of(row)
+    if parts != [row]:
+        shown = ", ".join(call_text(view, part) for part in parts[:_MAX_PARTS])
+        return f"batch ({shown}{', ...' if len(parts) > _MAX_PARTS else ''})"
     peer = int(view.calls.array("peer")[row])
     target = f"{'to' if op == 'send' else 'from'} rank {peer}" if peer != MISSING else ""
     return " ".join(part for part in (op, shape_text(view, row), dtype_text(view, row), target) if part)

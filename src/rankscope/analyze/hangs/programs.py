@@ -26,6 +26,7 @@ _ALIKE = (12, 8, 6, 4, 3, 2)  # calls of common past that make an earlier call a
 _MAX_PRECEDENTS = 64
 _MEMORY = 4096  # calls of its own past that a rank is compared with
 _MAX_CANDIDATES = 64
+_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Programs:
         row_class = self.group_class[view.group]
         self.row_class = row_class
         # Recoded to stay small: the class times the token would overflow on jobs with many groups and sites.
-        _, token = np.unique(view.signatures.token, return_inverse=True)
+        _, token = np.unique(_with_neighbors(view), return_inverse=True)
         self.token: Array = token.astype(np.int64) * (int(row_class.max(initial=0)) + 1) + row_class
 
     @cached_property
@@ -281,6 +282,24 @@ class Programs:
     def _keys(self, rows: Array) -> Array:
         keys = self.row_class[rows] << 40 | self.view.seq[rows]
         return np.where(self.view.is_p2p[rows], -1, keys)
+
+
+def _with_neighbors(view: JobView) -> Array:
+    """The tokens of the calls, those of transfers and of their batches with the neighbors that they go to."""
+    tokens = view.signatures.token.astype(np.uint64)
+    peers = view.calls.array("peer")
+    distance = np.where(view.is_p2p & (peers >= 0), peers - view.rank + (1 << 20), 0).astype(np.uint64)
+    tokens = tokens * _HASH_FACTOR + distance
+    rows = np.flatnonzero(view.is_p2p & view.calls.text("role").equals("batch"))
+    if not len(rows):
+        return tokens
+    place = np.arange(len(tokens))
+    before = np.maximum.accumulate(np.where(view.is_member, -1, place))  # the newest call up to here that is no member
+    first = np.append(-1, before)[rows] + 1
+    of_member = np.where(view.is_member, tokens * (distance + _HASH_FACTOR), np.uint64(0))
+    running = np.append(np.uint64(0), np.cumsum(of_member))
+    tokens[rows] += running[rows] - running[first]
+    return tokens
 
 
 def explain_shift(

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.analyze.hangs.dump_files import ranks_stale
 from rankscope.analyze.hangs.evidence import call_text, group_text, site_text, stack_groups
-from rankscope.analyze.hangs.verdict import Cause
+from rankscope.analyze.hangs.verdict import Cause, went_together
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.wording import (
     NEEDS,
@@ -74,12 +74,14 @@ def _describe_lost(view: JobView, cause: Cause) -> Finding:
     notes = []
     if cause.also_possible:
         notes = [f"no dump of {ranks_phrase(cause.also_possible)} either: they came later into the chain of waits"]
+    unit = went_together(view, set(cause.ranks))
+    died = f"they went together: {unit}" if unit else f"{'its process' if is_one else 'one of them'} died"
     evidence = make_evidence(
         view,
         cause,
         len(peers),
         certain=certain,
-        likely=(f"{'its process' if is_one else 'one of them'} died before it could write", *_last_seen(view, cause)),
+        likely=(died if unit else f"{died} before it could write", *_last_seen(view, cause)),
         notes=notes,
         comparison=None if view.is_p2p[cause.peer_row] else compare_with(view, cause, peers),
         stacks=stack_groups(view, rows, "waiting"),
@@ -88,7 +90,10 @@ def _describe_lost(view: JobView, cause: Cause) -> Finding:
     left = "left no current dump (the one here is from another moment)" if is_stale else "left no dump"
     title = f"{ranks_phrase(cause.ranks)} {left} and {ending}"
     where = f"the standard error of rank {cause.ranks[0]} and the kernel log of its host"
-    return make_finding(view, cause, title, evidence, f"look at {where}: was it killed, or out of memory?")
+    advice = f"look at {where}: was it killed, or out of memory?"
+    if unit:
+        advice = f"look at the host of {ranks_phrase(cause.ranks)}: does it answer? what does dmesg say?"
+    return make_finding(view, cause, title, evidence, advice)
 
 
 def _last_seen(view: JobView, cause: Cause) -> tuple[str, ...]:

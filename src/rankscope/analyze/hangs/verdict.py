@@ -14,11 +14,13 @@ from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.divergence import Divergence, find_divergences
 from rankscope.analyze.hangs.programs import Departure, Programs, programs_of
 from rankscope.analyze.hangs.roots import roots_first
+from rankscope.analyze.hangs.schedules import ScheduleChange, find_schedule_changes
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import Cycle, WaitGraph, WaitingCall, wait_graph
 from rankscope.model.finding import Certainty
 from rankscope.model.tables import MISSING, Trace
 
+_SMALLEST_NODE = 4  # fewer ranks side by side may be gone by chance
 _MAX_CALLS = 64  # of a cycle that are looked into
 _RULE_OF_KIND = {
     "op": "op-mismatch",
@@ -44,6 +46,7 @@ class Cause:
     peer_row: int = MISSING
     divergence: Divergence | None = None
     departure: Departure | None = None
+    schedule: ScheduleChange | None = None
     calls: tuple[WaitingCall, ...] = ()
     cycle: Cycle | None = None
     blocked: frozenset[int] = frozenset()
@@ -60,6 +63,10 @@ def find_causes(trace: Trace) -> list[Cause]:
     departed = [cause for cause in cyclic if cause.departure is not None and cause.rule != "order-deadlock"]
     ends = list(_from_absent(view, graph, programs))
     departed += [cause for cause in ends if cause.departure is not None]
+    # Ranks of the same role know better than the past; and a call that does not fit explains the transfers after it.
+    by_siblings = any(cause.departure and cause.departure.expected.basis == "siblings" for cause in departed)
+    if not diverged and not by_siblings:
+        departed = list(_from_schedules(view, graph, trace)) or departed
     ordered = [
         *sorted([*diverged, *departed], key=lambda cause: cause.time_ns),
         *(cause for cause in cyclic if cause not in departed),
@@ -171,6 +178,30 @@ def _departed(view: JobView, programs: Programs, call: WaitingCall, rank: int) -
     )
 
 
+def _from_schedules(view: JobView, graph: WaitGraph, trace: Trace) -> Iterator[Cause]:
+    """Ranks that left their own schedule of transfers, where transfers or what depends on them wait."""
+    if not any(call.is_p2p for call in graph.calls.values()):
+        return
+    for change in derived(trace, find_schedule_changes):
+        peers = {transfer.peer for transfer in (*change.missing, *change.extra)}
+        calls = tuple(call for call in graph.calls.values() if change.rank in call.held_up_by)
+        first = next((call for call in calls if call.is_p2p and peers & set(call.waiting)), None)
+        peer = next((rank for rank in sorted(peers) if rank in view.first_waiting), None)
+        yield Cause(
+            rule="p2p-unmatched",
+            ranks=(change.rank,),
+            group=int(view.group[change.expected_row]),
+            seq=first.seq if first is not None else int(view.seq[change.row]),
+            certainty="likely",
+            time_ns=int(view.created[change.row]),
+            match=first.match if first is not None else MISSING,
+            culprit_row=change.row,
+            peer_row=view.first_waiting[peer] if peer is not None else MISSING,
+            schedule=change,
+            calls=calls,
+        )
+
+
 def _siblings(view: JobView, rank: int) -> list[int]:
     """Ranks that may run the same program: those of the rank's smallest groups first."""
     groups = sorted(
@@ -279,6 +310,8 @@ def _from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
         calls = {call.match: call for rank in possible for call in held[rank]}.values()
         first = min(calls, key=lambda call: (_first_join(view, call), call.match))
         suspects = sorted(possible & {rank for rank, reason in first.held_up_by.items() if reason == "unknown"})
+        if went_together(view, possible):  # microseconds must not choose one rank of a node that is gone
+            suspects = sorted(possible)
         cause = Cause(
             rule="rank-lost",
             ranks=tuple(suspects),
@@ -288,12 +321,32 @@ def _from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
             time_ns=_first_join(view, first),
             match=first.match,
             peer_row=view.first_waiting[first.waiting[0]],
-            calls=tuple(held[suspects[0]]),
+            calls=tuple({call.match: call for rank in suspects for call in held[rank]}.values()),
         )
         blocked = _blocked(graph, cause)
         others = {rank for rank in held if {other for call in held[rank] for other in call.waiting} <= blocked}
         yield replace(cause, also_possible=tuple(sorted(others - set(suspects))))
         possible -= others | set(suspects)
+
+
+def went_together(view: JobView, ranks: set[int]) -> str:
+    """What the ranks are as a whole: a host's, a node's by their numbers, or a group's; empty where they are none."""
+    if len(ranks) < 2:
+        return ""
+    manifests = view.trace.table("manifests")
+    hosts = {
+        host
+        for rank, host in zip(manifests.array("rank").tolist(), manifests.text("host").tolist(), strict=True)
+        if rank in ranks
+    }
+    if len(hosts) == 1 and "" not in hosts:
+        return f"all of host {hosts.pop()}"
+    first, size, world = min(ranks), len(ranks), max(max(members, default=0) for members in view.members) + 1
+    is_block = max(ranks) - first + 1 == size and first % size == 0 and world % size == 0
+    if is_block and size >= _SMALLEST_NODE:
+        return f"one node of {size} ranks, by their numbers"
+    group = next((number for number, members in enumerate(view.members) if set(members) == ranks), None)
+    return f"all of group {view.trace.table('groups').text('name')[group]}" if group is not None else ""
 
 
 def _from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Iterator[Cause]:

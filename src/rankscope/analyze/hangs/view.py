@@ -98,6 +98,15 @@ class JobView:
         start, end = self._program_bounds.get(rank, (0, 0))
         return self.program[start:end]
 
+    def parts_of(self, row: int) -> list[int]:
+        """The transfers of a batch, or the call itself."""
+        if self.match[row] != MISSING or not self.is_p2p[row]:
+            return [row]
+        first = row
+        while first > 0 and self.is_member[first - 1] and self.rank[first - 1] == self.rank[row]:
+            first -= 1
+        return list(range(first, row)) or [row]
+
     @cached_property
     def first_waiting(self) -> dict[int, int]:
         """Per rank the oldest call that has not ended: later ones wait behind it."""

@@ -114,16 +114,22 @@ def build_wait_graph(trace: Trace) -> WaitGraph:
 
 
 def _matches_of(view: JobView, row: int) -> list[int]:
-    """The call itself, or the transfers of a batch."""
-    if view.match[row] != MISSING:
-        return [int(view.match[row])]
-    place = row
-    matches = []
-    while place > 0 and view.is_member[place - 1] and view.rank[place - 1] == view.rank[row]:
-        place -= 1
-        if view.match[place] != MISSING:
-            matches.append(int(view.match[place]))
-    return sorted(matches)
+    """The call itself, or those transfers of a batch that can be what it waits for."""
+    matches = [int(view.match[part]) for part in view.parts_of(row) if view.match[part] != MISSING]
+    # Where the other side is there and nothing is before it, a transfer runs: it is not what the batch waits for.
+    open_ones = [match for match in matches if len(matches) == 1 or not _is_met(view, match, int(view.rank[row]))]
+    return sorted(open_ones or matches)
+
+
+def _is_met(view: JobView, match: int, rank: int) -> bool:
+    others = [row for row in view.rows_of_match(match).tolist() if int(view.rank[row]) != rank]
+    return any(view.is_done[row] or not _is_behind(view, row) for row in others)
+
+
+def _is_behind(view: JobView, row: int) -> bool:
+    """True when the rank of the call waits in an earlier one; the transfers of a batch begin together."""
+    first = view.first_waiting.get(int(view.rank[row]))
+    return first is not None and min(view.parts_of(first)) < row and row not in view.parts_of(first)
 
 
 def _waiting_call(view: JobView, match: int, waiting: list[int]) -> WaitingCall:
