@@ -94,8 +94,12 @@ class Run:
             step = self.programs[rank][number]
             done_ns = self.done[rank][number] if number < len(self.done[rank]) else None
             n_collectives, n_batches = n_collectives + (not step), n_batches + bool(step)
-            common = {"collective_seq_id": n_collectives, "p2p_seq_id": n_batches, "time_created_ns": created_ns}
-            common["frames"] = [{"name": "schedule", "filename": "train.py", "line": _line(rank, step)}]
+            common: dict[str, Any] = {
+                "collective_seq_id": n_collectives,
+                "p2p_seq_id": n_batches,
+                "time_created_ns": created_ns,
+                "frames": [{"name": "schedule", "filename": "train.py", "line": _line(rank, step)}],
+            }
             for half in step:
                 arrow = f"{rank}->{half[1]}" if half[0] == "send" else f"{rank}<-{half[1]}"
                 of_batch = len(step) > 1

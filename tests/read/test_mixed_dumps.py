@@ -115,6 +115,8 @@ def test_a_clock_that_is_off_is_no_other_run(tmp_path: Path, later_ns: int, seed
     report = diagnosed(tmp_path)
     assert errors(report) == [("rank-stuck", (1,))]
     assert all(each.code != "D911" for each in report.findings)
+    # Defect: "waiting 5 min" was the clock's offset.
+    assert (report.findings[0].evidence.waiting_ns or 0) < MINUTE
 
 
 @pytest.mark.parametrize("seed", range(4))

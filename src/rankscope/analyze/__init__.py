@@ -19,6 +19,7 @@ RULE_MODULES = tuple(
         "hangs.skipped",
         "hangs.stuck",
         "hangs.deadlock",
+        "hangs.group_order",
         "hangs.late",
         "hangs.straggler",
         "hangs.holes",

@@ -10,8 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.divergence import Divergence, find_divergences
+from rankscope.analyze.hangs.group_names import GroupOrder, find_group_orders
 from rankscope.analyze.hangs.programs import Departure, Programs, programs_of
 from rankscope.analyze.hangs.roots import roots_first
 from rankscope.analyze.hangs.schedules import ScheduleChange, find_schedule_changes
@@ -47,6 +50,7 @@ class Cause:
     divergence: Divergence | None = None
     departure: Departure | None = None
     schedule: ScheduleChange | None = None
+    order: GroupOrder | None = None
     calls: tuple[WaitingCall, ...] = ()
     cycle: Cycle | None = None
     blocked: frozenset[int] = frozenset()
@@ -68,6 +72,7 @@ def find_causes(trace: Trace) -> list[Cause]:
     if not diverged and not by_siblings:
         departed = list(_from_schedules(view, graph, trace)) or departed
     ordered = [
+        *_from_group_order(view, trace),
         *sorted([*diverged, *departed], key=lambda cause: cause.time_ns),
         *(cause for cause in cyclic if cause not in departed),
         *(cause for cause in ends if cause not in departed),
@@ -176,6 +181,27 @@ def _departed(view: JobView, programs: Programs, call: WaitingCall, rank: int) -
         departure=departure,
         calls=(call,),
     )
+
+
+def _from_group_order(view: JobView, trace: Trace) -> Iterator[Cause]:
+    """Ranks that made their groups in another order: what others call a group by its number is another one there."""
+    for order in derived(trace, find_group_orders):
+        rows = np.flatnonzero(np.isin(view.rank, order.ranks) & (view.calls.text("group_name").equals(order.name)))
+        if not view.first_waiting:
+            return
+        row = int(rows[0]) if len(rows) else MISSING
+        group = int(view.group[row]) if row != MISSING else order.group
+        yield Cause(
+            rule="group-order",
+            ranks=order.ranks,
+            group=group,
+            seq=1,
+            certainty="certain",
+            time_ns=int(view.created[row]) if row != MISSING else 0,
+            culprit_row=row,
+            calls=tuple(call for call in wait_graph(trace).calls.values() if call.group == group),
+            order=order,
+        )
 
 
 def _from_schedules(view: JobView, graph: WaitGraph, trace: Trace) -> Iterator[Cause]:

@@ -160,11 +160,13 @@ class JobView:
 
     @cached_property
     def last_activity_ns(self) -> int:
-        """The newest moment that any rank recorded: the job was alive then."""
-        newest = [self.calls.array(name).max(initial=MISSING) for name in ("created_ns", "started_ns")]
-        done = self.calls.array("completed_ns")[self.is_done]
-        written = self.trace.table("ranks").array("written_ns")  # only some dumps tell it
-        return int(max(*newest, done.max(initial=MISSING), written.max(initial=MISSING)))
+        """The newest moment that any rank recorded, clocks aligned: the job was alive then."""
+        offsets, ranks = self._offsets(), self.trace.table("ranks")
+        started, ended = (self.calls.array(name) - offsets for name in ("started_ns", "completed_ns"))
+        written = ranks.array("written_ns")  # only some dumps tell it
+        told = (written - ranks.array("clock_offset_ns"))[written > 0]
+        moments = (self.created, started, ended[self.is_done], told)
+        return int(max(moment.max(initial=MISSING) for moment in moments))
 
 
 def job_view(trace: Trace) -> JobView:

@@ -74,7 +74,7 @@ def waited_ns(view: JobView, match: int) -> int | None:
         return None
     if any(view.calls.text("status")[row] == "aborted" for row in rows):
         return int(view.calls.array("timeout_ns")[rows[0]])
-    waited = view.last_activity_ns - min(int(view.calls.array("created_ns")[row]) for row in rows)
+    waited = view.last_activity_ns - min(int(view.created[row]) for row in rows)
     return waited if waited >= _SHORTEST_WAIT_NS else None
 
 
