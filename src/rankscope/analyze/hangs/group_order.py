@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import stack_groups
-from rankscope.analyze.hangs.verdict import Cause
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.wording import NEEDS, findings_of, make_evidence, make_finding
 from rankscope.analyze.registry import Effect, rule

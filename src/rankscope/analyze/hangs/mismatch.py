@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import differences, dtype_text, group_text, shape_text, stack_groups
-from rankscope.analyze.hangs.verdict import Cause
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.wording import (
     NEEDS,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.view import JobView
 from rankscope.model.tables import MISSING
-
-if TYPE_CHECKING:
-    from rankscope.analyze.hangs.verdict import Cause
 
 # A call that all have joined may just be running when the dumps are taken; after this long it is not.
 _STALLED_NS = 5_000_000_000
@@ -50,4 +47,4 @@ def _is_told(view: JobView, cause: Cause) -> bool:
         return True
     rows = view.rows_of_match(cause.match)
     is_aborted = view.calls.text("status").equals("aborted")[rows].any()
-    return bool(is_aborted or view.last_activity_ns - int(view.calls.array("created_ns")[rows].min()) >= _STALLED_NS)
+    return bool(is_aborted or view.last_activity_ns - int(view.created[rows].min()) >= _STALLED_NS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import call_text, group_ref, group_text, location_of, site_text, stack_groups
 from rankscope.analyze.hangs.programs import Reference, Shift
-from rankscope.analyze.hangs.verdict import Cause
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.wording import NEEDS, compare_with, findings_of, make_evidence, make_finding, normal_rows
 from rankscope.analyze.registry import Effect, rule

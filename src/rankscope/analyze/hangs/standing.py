@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import frame_location, frames_of_stack, place_text, user_part
 from rankscope.analyze.hangs.signatures import user_points
-from rankscope.analyze.hangs.verdict import Cause
 from rankscope.analyze.hangs.view import JobView
 from rankscope.model.finding import Finding, Location, StackGroup, ranks_phrase
 from rankscope.model.tables import MISSING, Trace

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.dump_files import ranks_stale
 from rankscope.analyze.hangs.evidence import call_text, group_text, site_text, stack_groups
-from rankscope.analyze.hangs.verdict import Cause, went_together
+from rankscope.analyze.hangs.lost_ranks import went_together
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.wording import (
     NEEDS,

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.cause import Cause, blocked_by, first_join
 from rankscope.analyze.hangs.divergence import Divergence, find_divergences
-from rankscope.analyze.hangs.group_names import GroupOrder, find_group_orders
-from rankscope.analyze.hangs.programs import Departure, Programs, programs_of
+from rankscope.analyze.hangs.group_names import find_group_orders
+from rankscope.analyze.hangs.lost_ranks import from_unknown, silent_losses
+from rankscope.analyze.hangs.programs import Programs, programs_of
 from rankscope.analyze.hangs.roots import roots_first
-from rankscope.analyze.hangs.schedules import ScheduleChange, find_schedule_changes
+from rankscope.analyze.hangs.schedules import find_schedule_changes
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import Cycle, WaitGraph, WaitingCall, wait_graph
-from rankscope.model.finding import Certainty
 from rankscope.model.tables import MISSING, Trace
 
-_SMALLEST_NODE = 4  # fewer ranks side by side may be gone by chance
 _MAX_CALLS = 64  # of a cycle that are looked into
 _RULE_OF_KIND = {
     "op": "op-mismatch",
@@ -32,31 +32,6 @@ _RULE_OF_KIND = {
     "skip": "call-skipped",
     "extra": "call-skipped",
 }
-
-
-@dataclass(frozen=True)
-class Cause:
-    """One candidate: which rule it falls under, who did it and where."""
-
-    rule: str
-    ranks: tuple[int, ...]
-    group: int
-    seq: int
-    certainty: Certainty
-    time_ns: int
-    match: int = MISSING
-    culprit_row: int = MISSING
-    peer_row: int = MISSING
-    divergence: Divergence | None = None
-    departure: Departure | None = None
-    schedule: ScheduleChange | None = None
-    order: GroupOrder | None = None
-    calls: tuple[WaitingCall, ...] = ()
-    cycle: Cycle | None = None
-    blocked: frozenset[int] = frozenset()
-    is_effect: bool = False
-    also_possible: tuple[int, ...] = ()  # ranks without a dump that the data cannot tell from the culprit
-    has_completed: tuple[int, ...] = ()  # members that the call ended for, while it does not end for the culprits
 
 
 def find_causes(trace: Trace) -> list[Cause]:
@@ -77,23 +52,14 @@ def find_causes(trace: Trace) -> list[Cause]:
         *(cause for cause in cyclic if cause not in departed),
         *(cause for cause in ends if cause not in departed),
         *sorted(
-            [*_from_unknown(view, graph), *_from_complete(view, graph, {cause.match for cause in diverged})],
+            [*from_unknown(view, graph), *_from_complete(view, graph, {cause.match for cause in diverged})],
             key=lambda cause: cause.time_ns,
         ),
         *_from_unpaired(view, graph),
     ]
     if not ordered:
-        return list(_silent_losses(view))
-    return roots_first(view, [replace(cause, blocked=frozenset(_blocked(graph, cause))) for cause in ordered])
-
-
-def _blocked(graph: WaitGraph, cause: Cause) -> set[int]:
-    matches = {call.match for call in cause.calls}
-    if cause.match != MISSING:
-        matches.add(cause.match)
-    if cause.divergence is not None:  # from there on the group is out of step, wherever it then hangs
-        matches.update(call.match for call in graph.calls.values() if call.group == cause.group and not call.is_p2p)
-    return graph.blocked_by(set(cause.ranks), matches)
+        return list(silent_losses(view))
+    return roots_first(view, [replace(cause, blocked=frozenset(blocked_by(graph, cause))) for cause in ordered])
 
 
 def _from_divergence(view: JobView, divergence: Divergence) -> Cause:
@@ -122,7 +88,7 @@ def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycl
         yield departures[0]
         return
     odd = _odd_ranks(view, programs, cycle)
-    call = min(cycle.calls, key=lambda call: _first_join(view, call))
+    call = min(cycle.calls, key=lambda call: first_join(view, call))
     peer_rows = [view.first_waiting[rank] for rank in cycle.ranks if rank not in odd]
     culprit = view.first_waiting[odd[0]]
     yield Cause(
@@ -131,7 +97,7 @@ def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycl
         group=int(view.group[culprit]),
         seq=int(view.seq[culprit]),
         certainty="certain" if len(odd) == len(cycle.ranks) else "likely",
-        time_ns=_first_join(view, call),
+        time_ns=first_join(view, call),
         match=graph.call_of_rank[odd[0]][0],
         culprit_row=culprit,
         peer_row=peer_rows[0] if peer_rows else view.first_waiting[cycle.ranks[-1]],
@@ -273,10 +239,6 @@ def _waits_unusually(view: JobView, programs: Programs, rank: int) -> bool:
     return bool(programs.precedents(row)) and not programs.is_usual(row)
 
 
-def _first_join(view: JobView, call: WaitingCall) -> int:
-    return int(view.created[view.rows_of_match(call.match)].min())
-
-
 def _from_absent(view: JobView, graph: WaitGraph, programs: Programs) -> Iterator[Cause]:
     """Ranks with a dump that wait in nothing and never came: stuck outside of collectives, or gone on without."""
     together: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -298,7 +260,7 @@ def _from_absent(view: JobView, graph: WaitGraph, programs: Programs) -> Iterato
         last = int(view.signatures.point[rows[-1]]) if len(rows) else MISSING
         together[(last, min(call.match for call in held))].append(rank)
     found = [_stuck(view, programs, ranks, calls_of) for ranks in together.values()]
-    yield from sorted(found, key=lambda cause: (-len(_blocked(graph, cause)), cause.time_ns))
+    yield from sorted(found, key=lambda cause: (-len(blocked_by(graph, cause)), cause.time_ns))
 
 
 def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: dict[int, list[WaitingCall]]) -> Cause:
@@ -306,14 +268,14 @@ def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: di
     rows = view.rows_of(ranks[0])
     # Of several calls that wait for the rank, the one it would have made next; only then do times of hosts decide.
     expected = programs.next_class(int(rows[-1])) if len(rows) else None
-    first = min(calls, key=lambda call: (int(programs.group_class[call.group]) != expected, _first_join(view, call)))
+    first = min(calls, key=lambda call: (int(programs.group_class[call.group]) != expected, first_join(view, call)))
     return Cause(
         rule="rank-stuck",
         ranks=tuple(sorted(ranks)),
         group=first.group,
         seq=first.seq,
         certainty="certain",
-        time_ns=_first_join(view, first),
+        time_ns=first_join(view, first),
         match=first.match,
         culprit_row=int(rows[-1]) if len(rows) else MISSING,
         peer_row=view.first_waiting[first.waiting[0]],
@@ -321,65 +283,11 @@ def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: di
     )
 
 
-def _from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
-    """Ranks without a usable dump that others may wait for: the cause is the one that blocked the earliest call."""
-    held: dict[int, list[WaitingCall]] = defaultdict(list)
-    for call in graph.calls.values():
-        for rank, reason in call.held_up_by.items():
-            if reason == "unknown":
-                held[rank].append(call)
-    if not held:
-        return
-    # A rank that wrote a file, however damaged, was alive; it is suspected only where no other can be.
-    possible = set(held) - view.has_file or set(held)
-    while possible:
-        calls = {call.match: call for rank in possible for call in held[rank]}.values()
-        first = min(calls, key=lambda call: (_first_join(view, call), call.match))
-        suspects = sorted(possible & {rank for rank, reason in first.held_up_by.items() if reason == "unknown"})
-        if went_together(view, possible):  # microseconds must not choose one rank of a node that is gone
-            suspects = sorted(possible)
-        cause = Cause(
-            rule="rank-lost",
-            ranks=tuple(suspects),
-            group=first.group,
-            seq=first.seq,
-            certainty="likely",
-            time_ns=_first_join(view, first),
-            match=first.match,
-            peer_row=view.first_waiting[first.waiting[0]],
-            calls=tuple({call.match: call for rank in suspects for call in held[rank]}.values()),
-        )
-        blocked = _blocked(graph, cause)
-        others = {rank for rank in held if {other for call in held[rank] for other in call.waiting} <= blocked}
-        yield replace(cause, also_possible=tuple(sorted(others - set(suspects))))
-        possible -= others | set(suspects)
-
-
-def went_together(view: JobView, ranks: set[int]) -> str:
-    """What the ranks are as a whole: a host's, a node's by their numbers, or a group's; empty where they are none."""
-    if len(ranks) < 2:
-        return ""
-    manifests = view.trace.table("manifests")
-    hosts = {
-        host
-        for rank, host in zip(manifests.array("rank").tolist(), manifests.text("host").tolist(), strict=True)
-        if rank in ranks
-    }
-    if len(hosts) == 1 and "" not in hosts:
-        return f"all of host {hosts.pop()}"
-    first, size, world = min(ranks), len(ranks), max(max(members, default=0) for members in view.members) + 1
-    is_block = max(ranks) - first + 1 == size and first % size == 0 and world % size == 0
-    if is_block and size >= _SMALLEST_NODE:
-        return f"one node of {size} ranks, by their numbers"
-    group = next((number for number, members in enumerate(view.members) if set(members) == ranks), None)
-    return f"all of group {view.trace.table('groups').text('name')[group]}" if group is not None else ""
-
-
 def _from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Iterator[Cause]:
     """All members have joined, their calls fit, and still it does not end: the device or the network."""
     n_signatures = view.trace.table("matches").array("n_signatures")
     calls = [call for call in graph.complete_calls() if call.match not in diverged]
-    for call in sorted(calls, key=lambda call: (_first_join(view, call), call.match)):
+    for call in sorted(calls, key=lambda call: (first_join(view, call), call.match)):
         row = view.first_waiting[call.waiting[0]]
         joined = {int(view.rank[row]) for row in view.rows_of_match(call.match)}
         members = set(view.members[call.group]) if not call.is_p2p else joined
@@ -394,7 +302,7 @@ def _from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Itera
             group=call.group,
             seq=call.seq,
             certainty="likely" if lagging else "possible" if unseen else "certain",
-            time_ns=_first_join(view, call),
+            time_ns=first_join(view, call),
             match=call.match,
             culprit_row=row,
             peer_row=row,
@@ -440,26 +348,6 @@ def _not_started(view: JobView, call: WaitingCall) -> set[int]:
     rows = view.rows_of_match(call.match)
     started = view.calls.array("started_ns")[rows] > 0
     return {int(rank) for rank in view.rank[rows[~started]]} if started.any() and not started.all() else set()
-
-
-def _silent_losses(view: JobView) -> Iterator[Cause]:
-    """No call waits, but the backend does not record how calls end, and a rank left no dump: it died, likely."""
-    backends = set(view.calls.text("backend").values)
-    missing = sorted({rank for members in view.members for rank in members} - view.dumped)
-    if not missing or not backends <= {"gloo", ""} or not len(view.calls):
-        return
-    rows = [int(view.rows_of(rank)[-1]) for rank in view.ranks if len(view.rows_of(rank))]
-    last = max(rows, key=lambda row: int(view.created[row]))
-    yield Cause(
-        rule="rank-lost",
-        ranks=tuple(missing),
-        group=int(view.group[last]),
-        seq=int(view.seq[last]),
-        certainty="likely",
-        time_ns=int(view.created[last]),
-        match=int(view.match[last]),
-        peer_row=last,
-    )
 
 
 def causes_of(trace: Trace) -> list[Cause]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.standing import is_current, standings_of
-from rankscope.analyze.hangs.verdict import Cause, causes_of
+from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.hangs.waits import WaitGraph, WaitingCall, wait_graph
 from rankscope.analyze.hangs.wording import waited_ns

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import (
     collective_ref,
     compare_sides,
@@ -13,7 +14,7 @@ from rankscope.analyze.hangs.evidence import (
     side_label,
 )
 from rankscope.analyze.hangs.standing import with_standing
-from rankscope.analyze.hangs.verdict import Cause, causes_of
+from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.registry import RULES, Effect
 from rankscope.model.finding import Comparison, Evidence, Finding, count_noun

@@ -1,0 +1,87 @@
+"""Ranks that left no dump, or none that can be used, and for which others may wait."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rankscope.analyze.hangs.cause import Cause, blocked_by, first_join
+from rankscope.analyze.hangs.view import JobView
+from rankscope.analyze.hangs.waits import WaitGraph, WaitingCall
+
+_SMALLEST_NODE = 4  # fewer ranks side by side may be gone by chance
+
+
+def from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
+    """Ranks without a usable dump that others may wait for: the cause is the one that blocked the earliest call."""
+    held: dict[int, list[WaitingCall]] = defaultdict(list)
+    for call in graph.calls.values():
+        for rank, reason in call.held_up_by.items():
+            if reason == "unknown":
+                held[rank].append(call)
+    if not held:
+        return
+    # A rank that wrote a file, however damaged, was alive; it is suspected only where no other can be.
+    possible = set(held) - view.has_file or set(held)
+    while possible:
+        calls = {call.match: call for rank in possible for call in held[rank]}.values()
+        first = min(calls, key=lambda call: (first_join(view, call), call.match))
+        suspects = sorted(possible & {rank for rank, reason in first.held_up_by.items() if reason == "unknown"})
+        if went_together(view, possible):  # microseconds must not choose one rank of a node that is gone
+            suspects = sorted(possible)
+        cause = Cause(
+            rule="rank-lost",
+            ranks=tuple(suspects),
+            group=first.group,
+            seq=first.seq,
+            certainty="likely",
+            time_ns=first_join(view, first),
+            match=first.match,
+            peer_row=view.first_waiting[first.waiting[0]],
+            calls=tuple({call.match: call for rank in suspects for call in held[rank]}.values()),
+        )
+        blocked = blocked_by(graph, cause)
+        others = {rank for rank in held if {other for call in held[rank] for other in call.waiting} <= blocked}
+        yield replace(cause, also_possible=tuple(sorted(others - set(suspects))))
+        possible -= others | set(suspects)
+
+
+def went_together(view: JobView, ranks: set[int]) -> str:
+    """What the ranks are as a whole: a host's, a node's by their numbers, or a group's; empty where they are none."""
+    if len(ranks) < 2:
+        return ""
+    manifests = view.trace.table("manifests")
+    hosts = {
+        host
+        for rank, host in zip(manifests.array("rank").tolist(), manifests.text("host").tolist(), strict=True)
+        if rank in ranks
+    }
+    if len(hosts) == 1 and "" not in hosts:
+        return f"all of host {hosts.pop()}"
+    first, size, world = min(ranks), len(ranks), max(max(members, default=0) for members in view.members) + 1
+    is_block = max(ranks) - first + 1 == size and first % size == 0 and world % size == 0
+    if is_block and size >= _SMALLEST_NODE:
+        return f"one node of {size} ranks, by their numbers"
+    group = next((number for number, members in enumerate(view.members) if set(members) == ranks), None)
+    return f"all of group {view.trace.table('groups').text('name')[group]}" if group is not None else ""
+
+
+def silent_losses(view: JobView) -> Iterator[Cause]:
+    """No call waits, but the backend does not record how calls end, and a rank left no dump: it died, likely."""
+    backends = set(view.calls.text("backend").values)
+    missing = sorted({rank for members in view.members for rank in members} - view.dumped)
+    if not missing or not backends <= {"gloo", ""} or not len(view.calls):
+        return
+    rows = [int(view.rows_of(rank)[-1]) for rank in view.ranks if len(view.rows_of(rank))]
+    last = max(rows, key=lambda row: int(view.created[row]))
+    yield Cause(
+        rule="rank-lost",
+        ranks=tuple(missing),
+        group=int(view.group[last]),
+        seq=int(view.seq[last]),
+        certainty="likely",
+        time_ns=int(view.created[last]),
+        match=int(view.match[last]),
+        peer_row=last,
+    )
