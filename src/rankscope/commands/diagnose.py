@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
-from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
+from rankscope.commands.loading import PATH_HELP, add_reading_options, add_replica_options, load_trace, replica_shift
 from rankscope.render import RENDERERS, Options, load_renderer
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     output.add_finding_options(parser)
     add_fail_on(parser)
     add_reading_options(parser)
+    add_replica_options(parser)
 
 
 def add_fail_on(
@@ -43,7 +44,7 @@ def run(args: Namespace) -> int:
     chosen = _format(args)
     if args.output:
         output.check_writable(args.output, args.force)
-    trace = load_trace(args)
+    trace = load_trace(args, replica_shift(args))
     report = pipeline.diagnose(trace)
     show(report, chosen, args)
     return exit_code(report, args.fail_on)

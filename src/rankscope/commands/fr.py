@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankscope.commands import output
 from rankscope.commands.diagnose import exit_code, next_command
 from rankscope.commands.export import OUTPUT_HELP, check_destination, database_format, report_written, save_database
-from rankscope.commands.loading import PREFIX_HELP, add_scale_options, load_trace, positive_int
+from rankscope.commands.loading import PREFIX_HELP, add_scale_options, load_trace, positive_int, replica_shift
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from rankscope.model.finding import Report
     from rankscope.model.tables import Array, Trace
@@ -101,10 +101,8 @@ def _count(text: str) -> int:
 
 
 def run(args: Namespace) -> int:
-    if args.transform_ft and not args.group_world_size:
-        raise UsageError("--transform-ft needs the size of a replica", "add --group-world-size N")
     destination = _destination(args)
-    trace = load_trace(args, _replica_shift(args.group_world_size) if args.transform_ft else None)
+    trace = load_trace(args, replica_shift(args))
     selection = _select(trace, args)
     if destination:  # first: who reads only the beginning of what is printed still gets the file
         _save(trace, destination, args.output)
@@ -125,15 +123,6 @@ def _destination(args: Namespace) -> str:
     chosen = database_format(args.output)
     check_destination(args.output, chosen, args.force)
     return chosen
-
-
-def _replica_shift(replica_size: int) -> Callable[[Trace], None]:
-    from rankscope.model.replicas import shift_replica_ranks
-
-    def shift(trace: Trace) -> None:
-        trace.tables["group_config"] = shift_replica_ranks(trace.table("group_config"), replica_size)
-
-    return shift
 
 
 def _save(trace: Trace, chosen: str, path: str) -> None:

@@ -30,6 +30,29 @@ def add_reading_options(parser: ArgumentParser) -> None:
     add_scale_options(parser)
 
 
+def add_replica_options(parser: ArgumentParser) -> None:
+    """For jobs whose replicas count from 0, where the size of a replica cannot be inferred."""
+    parser.add_argument(
+        "--transform-ft", action="store_true", help="torchft: turn the ranks of replicas into global ones"
+    )
+    parser.add_argument("--group-world-size", type=positive_int, metavar="N", help="ranks of one torchft replica")
+
+
+def replica_shift(args: Namespace) -> Callable[[Trace], None] | None:
+    from rankscope.errors import UsageError
+    from rankscope.model.replicas import shift_replica_ranks
+
+    if not args.transform_ft:
+        return None
+    if not args.group_world_size:
+        raise UsageError("--transform-ft needs the size of a replica", "add --group-world-size N")
+
+    def shift(trace: Trace) -> None:
+        trace.tables["group_config"] = shift_replica_ranks(trace.table("group_config"), args.group_world_size)
+
+    return shift
+
+
 def add_scale_options(parser: ArgumentParser) -> None:
     """Where files are read, and where what was made of them is kept."""
     parser.add_argument(

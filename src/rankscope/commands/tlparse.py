@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from rankscope.commands import compile, output
-from rankscope.commands.loading import add_reading_options
+from rankscope.commands.loading import add_scale_options
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -41,7 +41,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--serve", action="store_true", help="serve the report on 127.0.0.1 until Ctrl-C")
     parser.add_argument("--port", metavar="PORT", type=int, default=0, help="of --serve (default: any that is free)")
     output.add_output_options(parser)
-    add_reading_options(parser)
+    add_scale_options(parser)
+    parser.set_defaults(prefix=None)
 
 
 def run(args: Namespace) -> int:

@@ -177,7 +177,7 @@ def replicas(trace: Trace) -> Iterator[Finding | Effect]:
     Why it happens: torchft starts one world per replica; the dumps are named by global ranks.
 
     What to do: nothing, where the size of the replicas was inferred. Otherwise pass it:
-    `rankscope fr DIR --transform-ft --group-world-size N`.
+    `rankscope DIR --transform-ft --group-world-size N`.
 
     What could fool it: files that were renamed: the rank in the name is then not the one that wrote the dump.
     """
@@ -199,7 +199,7 @@ def replicas(trace: Trace) -> Iterator[Finding | Effect]:
         evidence=Evidence(certain=(facts,) if size else (), facts={"replica_size": size}),
         help="if this is wrong, name the files by the ranks that wrote them"
         if size
-        else "pass the size of a replica: rankscope fr DIR --transform-ft --group-world-size N",
+        else "pass the size of a replica: --transform-ft --group-world-size N",
     )
 
 
