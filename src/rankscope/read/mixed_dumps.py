@@ -7,7 +7,7 @@ are left out (stale_dumps.py).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -167,8 +167,8 @@ def _has_doubles(dumps: Sequence[Dump]) -> bool:
 
 def _split_by_world(dumps: Sequence[Dump]) -> list[list[Dump]]:
     """A process is in one default group: dumps that give it other members are of another job, or a resized one."""
-    worlds = Counter(dump.world for dump in dumps if dump.world is not None)
-    if len(worlds) < 2:
+    worlds = {dump.world for dump in dumps if dump.world is not None}
+    if sum(map(len, worlds)) == len(frozenset().union(*worlds)):  # one, or several side by side
         return [list(dumps)]
     labels = [dump.world or next((world for world in worlds if dump.rank in world), None) for dump in dumps]
     return _split(dumps, labels)
