@@ -35,7 +35,7 @@ class Job:
     def begin(self, **settings: Any) -> None:
         self.run = Run(Settings(str(self.folder), **{**QUICK, **settings}))
         self.run.begin(0, 1, 0)
-        self._remove = steps.install(self.run.step)
+        self._remove = steps.install(self.run.step_found)
 
     def train(self, n_steps: int) -> None:
         for _ in range(n_steps):

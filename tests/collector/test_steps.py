@@ -9,25 +9,29 @@ from typing import Any
 import pytest
 
 from rankscope.collect.profile import steps
-from rankscope.collect.profile.steps import _N_UNTIL_REPLACED, _Finder
+from rankscope.collect.profile.signs import Optimizers
+from rankscope.collect.profile.steps import _N_UNTIL_REPLACED, Finder
 
 
 class Optimizer:
     """As torch's: the hook is called with the keywords of a call that is about to return."""
 
-    def __init__(self, finder: _Finder) -> None:
-        self._finder = finder
+    def __init__(self, finder: Finder) -> None:
+        self.sign = Optimizers(finder)
 
     def step(self, **keywords: Any) -> None:
-        self._finder.stepped(self, keywords)
+        self.sign.stepped(self, keywords)
 
 
 class Counter:
     def __init__(self) -> None:
         self.n_steps = 0
+        self.signs: list[str] = []
 
-    def __call__(self) -> None:
-        self.n_steps += 1
+    def __call__(self, sign: str, n_ended: int) -> None:
+        self.n_steps += n_ended
+        if sign not in self.signs:
+            self.signs.append(sign)
 
 
 @pytest.fixture
@@ -41,7 +45,7 @@ def nothing_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_of_several_optimizers_marks_the_steps(counter: Counter) -> None:
-    finder = _Finder(counter)
+    finder = Finder(counter)
     first, second, third = (Optimizer(finder) for _ in range(3))
     for _ in range(5):
         for optimizer in (first, second, third, second):
@@ -50,7 +54,7 @@ def test_one_of_several_optimizers_marks_the_steps(counter: Counter) -> None:
 
 
 def test_an_optimizer_that_is_gone_is_replaced(counter: Counter) -> None:
-    finder = _Finder(counter)
+    finder = Finder(counter)
     first, second = Optimizer(finder), Optimizer(finder)
     first.step()
     del first
@@ -61,7 +65,7 @@ def test_an_optimizer_that_is_gone_is_replaced(counter: Counter) -> None:
 
 
 def test_an_optimizer_that_is_used_no_more_is_replaced(counter: Counter) -> None:
-    finder = _Finder(counter)
+    finder = Finder(counter)
     first, second, third = (Optimizer(finder) for _ in range(3))
     first.step()
     for _ in range(_N_UNTIL_REPLACED):
@@ -75,7 +79,7 @@ def test_an_optimizer_that_is_used_no_more_is_replaced(counter: Counter) -> None
 
 
 def test_an_optimizer_that_steps_several_times_in_a_row_does_not_take_over(counter: Counter) -> None:
-    finder = _Finder(counter)
+    finder = Finder(counter)
     generator, critic = Optimizer(finder), Optimizer(finder)
     for _ in range(10):
         generator.step()
@@ -85,12 +89,12 @@ def test_an_optimizer_that_steps_several_times_in_a_row_does_not_take_over(count
 
 
 def test_steps_end_even_if_the_keywords_of_the_call_are_kept(counter: Counter) -> None:
-    finder = _Finder(counter)
+    finder = Finder(counter)
     optimizer = Optimizer(finder)
     kept: list[dict[str, Any]] = [{}, {}]
-    finder.stepped(optimizer, kept[0])
+    optimizer.sign.stepped(optimizer, kept[0])
     assert counter.n_steps == 0
-    finder.stepped(optimizer, kept[1])
+    optimizer.sign.stepped(optimizer, kept[1])
     assert counter.n_steps == 1
     kept.clear()
     assert counter.n_steps == 2
@@ -103,10 +107,10 @@ def go_on() -> None:
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(7)])
 def test_an_interruption_reaches_the_job(interruption: BaseException) -> None:
-    def on_step() -> None:
+    def on_step(sign: str, n_ended: int) -> None:
         raise interruption
 
-    optimizer = Optimizer(_Finder(on_step))
+    optimizer = Optimizer(Finder(on_step))
     with pytest.raises(type(interruption)) as raised:  # noqa: PT012 - it may come anywhere in the job's code
         optimizer.step()
         go_on()
@@ -114,7 +118,7 @@ def test_an_interruption_reaches_the_job(interruption: BaseException) -> None:
 
 
 def test_the_job_can_mark_steps_itself(counter: Counter) -> None:
-    finder = _Finder(counter)
+    finder = Finder(counter)
     steps._finder = finder
     try:
         optimizer = Optimizer(finder)
@@ -197,7 +201,7 @@ def test_a_step_ends_after_the_range_of_the_optimizer() -> None:
     torch = pytest.importorskip("torch")
     marks: list[Any] = []
 
-    def on_step() -> None:
+    def on_step(sign: str, n_ended: int) -> None:
         mark = torch.profiler.record_function("mark")
         mark.__enter__()
         marks.append(mark)

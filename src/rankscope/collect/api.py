@@ -155,7 +155,7 @@ def _begin(wanted: Settings, undo: list[Callable[[], object]]) -> Run:
     undo.append(lambda: _write_about(run, {**about, "ended_ns": time.time_ns()}))
     undo.append(lambda: runs.set_current(None))
     undo.append(run.finish)
-    undo.append(steps.install(run.step))
+    undo.append(steps.install(run.step_found))
     undo.append(startup.watch_init_process_group(run.joined))
     runs.set_current(run)
     run.begin(*who)

@@ -51,6 +51,9 @@ class Metrics(Part):
         self._file = self.run.aside(self._name).open("wb", buffering=0)
         self._write(json.dumps(header).encode() + b"\n")
 
+    def steps_change(self, n_before: int) -> None:
+        self._step_ended_ns = None  # what ends now did not begin where the one before ended
+
     def step(self, number: int) -> None:
         now, before = time.monotonic_ns(), self._step_ended_ns
         self._step_ended_ns = now

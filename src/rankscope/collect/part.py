@@ -20,6 +20,9 @@ class Part:
     def joined(self) -> None:
         """torch.distributed has been initialised: there are process groups and a store. In the job's own thread."""
 
+    def steps_change(self, n_before: int) -> None:
+        """Steps are found by another sign from now on; `n_before`: how many had ended before. `step` is called next."""
+
     def step(self, number: int) -> None:
         """A training step has ended; in the job's own thread, so it must be quick."""
 

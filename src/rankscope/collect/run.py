@@ -23,6 +23,8 @@ from rankscope.collect.settings import Settings
 from rankscope.collect.telling import tell_line
 
 TICK_SECONDS = 0.25
+# What shows that a step has ended, see profile/steps.py.
+OPTIMIZER, BY_HAND = "optimizer", "rankscope.step()"
 EXIT = "exit"  # the reason of the dump that is made when the job ends by itself
 _LOCK_SECONDS = 30.0
 _JOIN_SECONDS = 5.0
@@ -55,13 +57,15 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 class Run:
     """One per process. It sleeps until the process turns out to be a rank: only then is anything written."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, begins_with_step: bool = True) -> None:
         self.settings = settings
+        self.begins_with_step = begins_with_step  # False: nobody knows where the first step begins
         self.rank = -1
         self.world_size = 1
         self.local_rank = 0
         self.host = socket.gethostname()
         self.n_steps = 0
+        self.steps_by: dict[str, int] = {}  # by which sign how many were found; the last one is the current sign
         self.n_samples: float | None = None  # in the step that ended last, if the job tells
         self.clock_offset_ns: int | None = None
         self.clock_error_ns: int | None = None
@@ -105,12 +109,23 @@ class Run:
         return next((part for part in self._parts if name == part.NAME), None)
 
     def step(self, samples: float | None = None) -> None:
-        """A training step has ended."""
+        """A step has ended, as the job says itself."""
+        self._steps_ended(BY_HAND, 1, samples)
+
+    def step_found(self, sign: str, n_ended: int = 1) -> None:
+        """A step has ended, or several until the sign that shows them was believed."""
+        self._steps_ended(sign, n_ended, None)
+
+    def _steps_ended(self, sign: str, n_ended: int, samples: float | None) -> None:
         if not self._is_ours():
             return
-        self.n_steps += 1
+        n_before, changes = self.n_steps, _are_other_steps(next(reversed(self.steps_by), ""), sign)
+        self.n_steps += n_ended
+        self.steps_by[sign] = self.steps_by.pop(sign, 0) + n_ended
         self.n_samples = samples
         for part in self._parts:
+            if changes:
+                self._call(part, part.steps_change, n_before, is_fatal=True)
             self._call(part, part.step, self.n_steps, is_fatal=True)
 
     def joined(self) -> None:
@@ -169,9 +184,11 @@ class Run:
         """Has `write` fill a file and puts it into the folder; what goes wrong is noted, never raised."""
         return self._keep(what, name, lambda: self._files.publish(name, write, replace=replace))
 
-    def publish_written(self, what: str, name: str, partial: Path, *, pack: bool = False) -> bool:
+    def publish_written(
+        self, what: str, name: str, partial: Path, *, pack: bool = False, replace: bool = False
+    ) -> bool:
         """As publish, for a file that torch has written aside."""
-        return self._keep(what, name, lambda: self._files.publish_written(name, partial, pack=pack))
+        return self._keep(what, name, lambda: self._files.publish_written(name, partial, pack=pack, replace=replace))
 
     def aside(self, name: str) -> Path:
         return self._files.aside(name)
@@ -265,6 +282,7 @@ class Run:
             "clock_error_ns": self.clock_error_ns,
             "n_steps": self.n_steps,
             "dumped": self._dumped,
+            "steps_by": self.steps_by.copy(),
             "asked": dataclasses.asdict(self.settings),
             "got": [{"what": what, "file": name, "n_bytes": self._size(name)} for name, what in got.items()],
             "problems": [
@@ -291,6 +309,13 @@ def current() -> Run | None:
 def set_current(run: Run | None) -> None:
     global _current
     _current = run
+
+
+def _are_other_steps(before: str, sign: str) -> bool:
+    """The steps of an optimizer go on where the job begins to tell them itself. Both count from the very first one;
+    any other sign has to be seen a few times first, so that what was begun before has no whole step.
+    """
+    return sign != before and not (before in ("", OPTIMIZER) and sign in (OPTIMIZER, BY_HAND))
 
 
 def _is_joined() -> bool:

@@ -32,6 +32,7 @@ class Settings:
     logs: str = ""  # as TORCH_LOGS takes them
     debug_port: int = 0  # of torch's debug server; 0: not started
 
+    skip_first: int = 0  # steps before all else, once
     wait: int = 5  # steps before the first one that is recorded: the first ones allocate and compile
     warmup: int = 1
     active: int = 3
@@ -45,6 +46,19 @@ class Settings:
     stall_seconds: float = 300.0  # without a finished collective before the watchdog dumps
     gzip: bool = False
     max_bytes: int = 4 * GIB  # per rank; what would exceed it is not kept
+
+    def wrong_schedule(self) -> str:
+        """Why no step could be recorded as it was asked for; empty: all is well."""
+        if not (self.execution_trace or self.kineto):
+            return ""
+        for name in ("skip_first", "wait", "warmup", "active", "clean", "repeat"):
+            if getattr(self, name) < 0:
+                return f"{name} is {getattr(self, name)}: it cannot be less than 0"
+        if self.active == 0:
+            return "active is 0: no step would be recorded"
+        if self.repeat == 0:
+            return "repeat is 0: torch.profiler would record cycle after cycle until the job ends, and fill the disk"
+        return ""
 
     def to_text(self) -> str:
         return json.dumps(dataclasses.asdict(self), separators=(",", ":"))

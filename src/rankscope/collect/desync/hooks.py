@@ -8,11 +8,11 @@ them), and a time-out is seen where it is raised, also that of an asynchronous c
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from rankscope.collect.compiling import leave_out_of_compiling
 from rankscope.collect.desync.calls import OPERATIONS, Call, Calls, Operation
 
 Method = Callable[..., Any]
@@ -35,7 +35,7 @@ class Hooks:
         self._replace(ProcessGroup, "_start_coalescing", self._noted_start)
         self._replace(ProcessGroup, "_end_coalescing", self._noted_end)
         self._replace(Work, "wait", self._noted_wait)
-        _leave_out_of_compiling([method for *_, method in self._replaced])
+        leave_out_of_compiling([method for *_, method in self._replaced])
 
     def remove(self) -> None:
         """Methods that somebody else has replaced meanwhile stay as they are: ours then only pass the call on."""
@@ -137,18 +137,3 @@ class Hooks:
             return result
 
         return wait
-
-
-def _leave_out_of_compiling(methods: list[Method]) -> None:
-    """torch.compile looks at every Python function that runs below a compiled one: it has nothing to gain in ours.
-
-    torch's own decorator for this would import all of its compiler.
-    """
-    frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
-    for method in methods:
-        method._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it would be traced into
-        if hasattr(frames, "set_code_exec_strategy"):
-            skip = frames._FrameAction.SKIP
-            frames.set_code_exec_strategy(method.__code__, frames._FrameExecStrategy(skip, skip))
-        elif hasattr(frames, "skip_code"):  # older versions of torch; only the function itself
-            frames.skip_code(method.__code__)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from rankscope.collect.launching import folders, torch_logs
 from rankscope.collect.launching.nsys import main_module
 from rankscope.collect.profile import steps
+from rankscope.collect.profile.signs import BACKWARD, OPTIMIZER
 from rankscope.collect.run import Run, set_current
 from rankscope.collect.settings import Settings, from_environment
 
@@ -58,6 +59,7 @@ class Candidate:
         self._lock = threading.RLock()
         self._is_first = _first_number(os.environ.get(TORCH_PID, "")) in (0, self._pid)
         self._excepthook = sys.excepthook
+        self._is_helper = False  # it does something for the job, but is not known to train
 
     def watch(self) -> None:
         os.environ.setdefault(TORCH_PID, str(self._pid))
@@ -78,7 +80,7 @@ class Candidate:
                 who = identity()
                 place = self._place(who.rank)
                 os.environ[RANK_PID] = f"{os.getpid()}:{who.world_size}"
-                self.run = Run(dataclasses.replace(self.settings, folder=str(place)))
+                self.run = Run(dataclasses.replace(self.settings, folder=str(place)), begins_with_step=False)
                 set_current(self.run)
                 self.run.begin(*who)
             return self.run
@@ -87,10 +89,15 @@ class Candidate:
         """The process trains; it is a rank unless a process above it is one."""
         return self.run or (None if _rank_above() else self.begin())
 
-    def step_ended(self) -> None:
+    def step_ended(self, sign: str, n_ended: int) -> None:
+        """A child that only calls modules or loads batches may prepare them for the rank."""
+        if self.run is None and sign not in (OPTIMIZER, BACKWARD):
+            self._is_helper = self._is_helper or not _guarded(self.settings, self._is_main_program)
+            if self._is_helper:
+                return
         run = self.run or _guarded(self.settings, self.begin_alone)
         if run is not None:
-            run.step()
+            run.step_found(sign, n_ended)
 
     def joined(self) -> None:
         """torch.distributed has been initialised here."""

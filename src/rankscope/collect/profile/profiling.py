@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from rankscope.collect.metrics import Metrics
 from rankscope.collect.part import Part
+from rankscope.collect.profile import steps
 from rankscope.collect.profile.session import Session
 from rankscope.collect.profile.sharing import Sharing
 from rankscope.collect.run import Run
 
+_SECONDS_TO_COLLECTIVES = 3.0  # after the groups were made: by then a loop shows something better
 _Steps = Generator[None, None, None]  # each `yield` lets one training step of the job pass
 
 
@@ -31,12 +33,39 @@ class Profiling(Part):
         super().__init__(run)
         self._sharing = Sharing(self._make_room)
         self._session: Session | None = None  # from its preparation to its end
+        self._n_before = 0  # steps that had ended when the schedule began
         self._script = self._follow_settings()
         self._is_done = False
+        self._looks_further_ns = 0
 
     def start(self) -> None:
         self._sharing.install()
         self._advance()
+
+    def joined(self) -> None:
+        self._looks_further_ns = time.monotonic_ns() + int(_SECONDS_TO_COLLECTIVES * 1e9)
+
+    def tick(self) -> None:
+        if self._looks_further_ns and time.monotonic_ns() > self._looks_further_ns:
+            self._looks_further_ns = 0
+            steps.look_further()
+
+    def steps_change(self, n_before: int) -> None:
+        """What was recorded of other steps, an evaluation before the training for example, is not what was asked for.
+
+        It stays until the new recording takes its place.
+        """
+        session = self._session
+        if session is not None and not session.is_in_own_thread():
+            return
+        self._script.close()
+        with self._sharing.by_us():
+            if session is not None:
+                session.drop()
+        self._session, self._n_before = None, n_before
+        self._script, self._is_done = self._follow_settings(), False
+        self._sharing.remove()
+        self._sharing.install()
 
     def step(self, number: int) -> None:
         if not self._is_done:
@@ -84,16 +113,23 @@ class Profiling(Part):
 
     def _follow_settings(self) -> _Steps:
         settings, rank = self.run.settings, self.run.rank
+        n_first = settings.skip_first + settings.wait
+        if not self.run.begins_with_step:
+            n_first = max(n_first, 1)  # the first step began before anybody watched
+        yield from self._pass_until(self._n_before + n_first)
         for cycle in range(1, max(settings.repeat, 1) + 1):
             folder = f"cycle_{cycle}/" if cycle > 1 else ""
             kineto = f"{folder}kineto_trace_{rank}.json" if settings.kineto else ""
             execution_trace = f"{folder}torch_et_{rank}.json" if settings.execution_trace else ""
-            for _ in range(settings.wait):
-                yield
-            if settings.active > 0:
-                yield from self._record(_Plan(settings.active, execution_trace, kineto))
+            if cycle > 1:
+                yield from self._pass_until(self.run.n_steps + settings.wait)
+            yield from self._record(_Plan(settings.active, execution_trace, kineto))
             if kineto and execution_trace and settings.clean > 0:
                 yield from self._record(_Plan(settings.clean, "", f"{folder}kineto_clean_{rank}.json"))
+
+    def _pass_until(self, n_steps: int) -> _Steps:
+        while self.run.n_steps < n_steps:
+            yield
 
     def _record(self, plan: _Plan) -> _Steps:
         """Again and again, until no profiler of the job's own has come between."""
@@ -146,13 +182,12 @@ class Profiling(Part):
             return
         settings, n_steps = self.run.settings, self.run.n_steps
         if not n_steps:
-            problem, hint = "no training step was seen", "call rankscope.step() at the end of each training step"
+            problem = "no training step was seen: no optimizer, model, loader or collective was used again and again"
+            hint = "call rankscope.step() at the end of each step"
         else:
             problem = f"the job ended after {n_steps} steps, before all was recorded that was asked for"
-            hint = (
-                f"the first {settings.wait + settings.warmup} steps are not recorded: "
-                "ask for a smaller wait, or for fewer active steps"
-            )
+            n_first = max(settings.skip_first + settings.wait, not self.run.begins_with_step) + settings.warmup
+            hint = f"the first {n_first} steps are not recorded: ask for a smaller wait, or for fewer active steps"
         self.run.problem(self.NAME, problem, hint)
 
     def _clean_up(self) -> None:

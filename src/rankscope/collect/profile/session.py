@@ -98,7 +98,7 @@ class Session:
             if kind != EXECUTION_TRACE:
                 self._kineto.export_chrome_trace(str(partial))
             if is_whole(partial):
-                self._run.publish_written(kind, name, partial, pack=self._run.settings.gzip)
+                self._run.publish_written(kind, name, partial, pack=self._run.settings.gzip, replace=True)
             else:
                 _delete(partial)
                 hint = "free space on that disk, or collect into another folder"

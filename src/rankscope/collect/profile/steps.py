@@ -1,62 +1,77 @@
-"""Training steps, found without the job's help: each call of an optimizer ends one.
+"""Steps of the job, found without its help: by what repeats in it.
 
-A step ends when Optimizer.step has returned, not inside of it. torch calls its hooks while the range
-"Optimizer.step#..." is still open: marks of steps that end there would overlap with it, and everything that follows
-would hang below the wrong parent in an execution trace.
+What ends a step, the best sign first:
+
+- optimizer: the step() of a torch optimizer has returned
+- backward: a backward pass has returned
+- forward: the outermost module with parameters is called
+- loader: the next batch is asked for
+- collectives: their sequence begins anew
+
+An optimizer is believed at once. Every other sign must repeat while no better one appears, and gives way as soon as a
+better one does. Signs below the one that is believed are no longer watched.
 """
 
 from __future__ import annotations
 
-import ctypes
-import threading
+import gc
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
-# So often may another optimizer step alone before it takes over: in GANs one of them steps several times in a row.
-_N_UNTIL_REPLACED = 20
-_KEY = "_rankscope_step"
-_SECONDS_TO_RETURN = 0.01
+from rankscope.collect.compiling import has_compiled
+from rankscope.collect.profile.signs import KINDS, OPTIMIZER, Sign, all_signs
 
-_finder: _Finder | None = None
+# So often may another optimizer (module, ...) be seen alone before it takes over: in GANs one of them steps several
+# times in a row.
+_N_UNTIL_REPLACED = 20
+# So often must a sign repeat without a better one before it is believed.
+_N_TO_BELIEVE = 3
+_N_WITH_COMPILED_OPTIMIZER = 8  # an optimizer exists, but its steps may be compiled, where nobody sees them
+_N_WITH_OPTIMIZER = 64  # one exists and is going to step: this may be an evaluation, or micro-batches that accumulate
+
+OnStep = Callable[[str, int], None]  # the sign that is believed, and how many steps have ended since the last call
+
+_finder: Finder | None = None
 _is_by_hand = False
 
 
-def install(on_step: Callable[[], None]) -> Callable[[], None]:
-    """Calls `on_step` after each training step, in the job's thread, until what is returned is called.
+def install(on_step: OnStep) -> Callable[[], None]:
+    """Calls `on_step` after each step, in the job's thread, until what is returned is called.
 
-    torch must be imported already or importable. A step inside of a compiled function is not found: a hook that does
-    something there would break the job's graph.
+    torch must be imported already or importable.
     """
     global _finder
-    from torch.compiler import is_compiling
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    finder = _Finder(on_step)
-
-    def end_of_optimizer(optimizer: Any, _: Any, keywords: dict[str, Any]) -> None:
-        if not is_compiling():
-            finder.stepped(optimizer, keywords)
-
-    handle = register_optimizer_step_post_hook(end_of_optimizer)
+    finder = Finder(on_step)
+    finder.watch(all_signs(finder))
     _finder = finder
 
     def remove() -> None:
         global _finder, _is_by_hand
-        handle.remove()
+        finder.watch({})
         if _finder is finder:
             _finder, _is_by_hand = None, False
 
     return remove
 
 
+def look_further() -> None:
+    """Some seconds have passed. Where nothing repeats that is cheap to watch, the collectives are watched as well."""
+    if _finder is not None and not _is_by_hand:
+        _finder.look_further()
+
+
 def take_over() -> bool:
-    """The job marks its steps itself from now on. True where the hook has counted the step that ends now."""
+    """The job marks its steps itself from now on. True where the step that ends now has been counted already."""
     global _is_by_hand
     if _is_by_hand:
         return False
     _is_by_hand = True
-    return _finder is not None and _finder.has_counted
+    if _finder is None:
+        return False
+    _finder.watch({})
+    return _finder.believed == OPTIMIZER
 
 
 def is_by_hand() -> bool:
@@ -64,81 +79,117 @@ def is_by_hand() -> bool:
     return _is_by_hand
 
 
-class _Finder:
-    """Chooses the optimizer whose calls are the steps: the first one, as long as it lives and is used."""
+class Finder:
+    """Chooses the sign whose repetitions are the steps."""
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
-        self.has_counted = False
+    def __init__(self, on_step: OnStep) -> None:
+        self.believed = ""
         self._on_step = on_step
-        self._marker: Callable[[], Any] = _nothing
+        self._markers = {kind: _Marker() for kind in KINDS}
+        self._n_alone = dict.fromkeys(KINDS, 0)  # since a better sign was seen
+        self._n_believed = 0
+        self._signs: dict[str, Sign] = {}
+
+    def watch(self, signs: dict[str, Sign]) -> None:
+        """From now on only these."""
+        watched, self._signs = self._signs, signs
+        for kind, sign in watched.items():
+            if signs.get(kind) is not sign:
+                sign.remove()
+        for kind, sign in signs.items():
+            if kind not in watched:
+                self._install(sign)
+
+    def _install(self, sign: Sign) -> None:
+        try:
+            sign.install()
+        except (ImportError, AttributeError):  # a torch that is built otherwise
+            if sign.KIND == OPTIMIZER:
+                raise
+
+    def look_further(self) -> None:
+        for sign in self._signs.values() if not self.believed else ():
+            sign.look_further()
+
+    def saw(self, kind: str, thing: Any) -> bool:
+        """`thing` has shown the sign. True where that is the end of a step, which `ended` then has to tell."""
+        if _is_by_hand or not self._markers[kind].is_marked_by(thing):
+            return False
+        for lower in KINDS[KINDS.index(kind) + 1 :]:
+            self._n_alone[lower] = 0
+        self._n_alone[kind] += 1
+        return kind == self.believed or self._is_credible(kind)
+
+    def ended(self, kind: str) -> None:
+        if _is_by_hand:
+            return
+        n_steps = 1
+        if kind != self.believed:
+            n_steps, self.believed, self._n_believed = self._n_alone[kind], kind, 0
+        self._n_believed += n_steps
+        self._on_step(kind, n_steps)
+        if self._n_believed >= _N_TO_BELIEVE and self._signs:
+            believed = KINDS.index(kind)
+            kept = {other: sign for other, sign in self._signs.items() if KINDS.index(other) <= believed}
+            if len(kept) < len(self._signs):
+                self.watch(kept)
+
+    def _is_credible(self, kind: str) -> bool:
+        if kind == OPTIMIZER:
+            return True
+        n_alone = self._n_alone[kind]
+        if self.believed and KINDS.index(kind) > KINDS.index(self.believed):
+            return n_alone >= _N_WITH_OPTIMIZER  # the better one was seen a few times only, e.g. to set it up
+        if n_alone not in (_N_TO_BELIEVE, _N_WITH_COMPILED_OPTIMIZER):  # it takes a while to look for optimizers
+            return n_alone >= _N_WITH_OPTIMIZER
+        if n_alone == _N_WITH_COMPILED_OPTIMIZER and has_compiled():
+            return True
+        return not _has_optimizer()
+
+
+class _Marker:
+    """One of several things that show the same sign: the first one, as long as it lives and is used."""
+
+    def __init__(self) -> None:
+        self._thing: Callable[[], Any] = _nothing
         self._rival: Callable[[], Any] = _nothing
         self._n_by_rival = 0
-        self._ending: Callable[[], _Ending | None] = _nothing
 
-    def stepped(self, optimizer: Any, keywords: dict[str, Any]) -> None:
-        if _is_by_hand or not self._is_marker(optimizer):
-            return
-        late = self._ending()
-        if late is not None:  # somebody keeps the keywords of the call before
-            late.end()
-        self.has_counted = True
-        # The keywords of a call live exactly as long as the call: they are freed when Optimizer.step returns.
-        keywords[_KEY] = ending = _Ending(self._on_step)
-        self._ending = weakref.ref(ending)
-
-    def _is_marker(self, optimizer: Any) -> bool:
-        marker = self._marker()
-        if marker is optimizer:
+    def is_marked_by(self, thing: Any) -> bool:
+        marker = self._thing()
+        if _is_same(marker, thing):
             self._rival = _nothing
             return True
-        if marker is not None and not self._is_replaced_by(optimizer):
+        if marker is not None and not self._is_replaced_by(thing):
             return False
-        self._marker, self._rival = weakref.ref(optimizer), _nothing
+        self._thing, self._rival = _weakly(thing), _nothing
         return True
 
-    def _is_replaced_by(self, optimizer: Any) -> bool:
+    def _is_replaced_by(self, thing: Any) -> bool:
         rival = self._rival()
         if rival is None:
-            self._rival, self._n_by_rival = weakref.ref(optimizer), 0
-        elif rival is not optimizer:
+            self._rival, self._n_by_rival = _weakly(thing), 0
+        elif not _is_same(rival, thing):
             return False
         self._n_by_rival += 1
         return self._n_by_rival > _N_UNTIL_REPLACED
 
 
-class _Ending:
-    """Ends the step when it is freed."""
-
-    __slots__ = ("__weakref__", "_on_step")
-
-    def __init__(self, on_step: Callable[[], None]) -> None:
-        self._on_step: Callable[[], None] | None = on_step
-
-    def end(self) -> None:
-        on_step, self._on_step = self._on_step, None
-        if on_step is not None and not _is_by_hand:
-            on_step()
-
-    def __del__(self) -> None:
-        try:
-            self.end()
-        except BaseException as interruption:  # Ctrl-C, or what the job's own signal handler raised
-            _raise_soon(interruption)
+def _has_optimizer() -> bool:
+    optimizer = sys.modules["torch.optim.optimizer"].Optimizer
+    return any(issubclass(type(thing), optimizer) for thing in gc.get_objects())
 
 
-def _raise_soon(interruption: BaseException) -> None:
-    """Raises it again in the job's code: Python drops what is raised while an object is freed."""
-    kind, arguments = type(interruption), interruption.args
+def _is_same(one: Any, other: Any) -> bool:
+    """Numbers and places in the code by their value. An optimizer or a module is never asked what it is equal to."""
+    return one is other or (type(one) is type(other) and isinstance(one, (int, tuple)) and one == other)
 
-    def init(self: BaseException, *_: object) -> None:
-        kind.__init__(self, *arguments)
 
-    again = type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
-    thread = ctypes.c_ulong(threading.get_ident())
-    send = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    timer = threading.Timer(_SECONDS_TO_RETURN, send, (thread, ctypes.py_object(again)))
-    timer.daemon = True
-    timer.start()
+def _weakly(thing: Any) -> Callable[[], Any]:
+    if isinstance(thing, (int, tuple)):
+        place: Hashable = thing
+        return lambda: place
+    return weakref.ref(thing)
 
 
 def _nothing() -> None:

@@ -1,0 +1,34 @@
+"""How functions of the collector stay out of what torch.compile compiles."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def leave_out_of_compiling(functions: Iterable[Callable[..., Any]]) -> None:
+    """For functions that a compiled one may call: they are neither traced into nor compiled themselves.
+
+    torch's own decorator for this would import all of its compiler.
+    """
+    for function in functions:
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it would be traced into
+        leave_frames_alone(function)
+
+
+def leave_frames_alone(function: Callable[..., Any]) -> None:
+    """torch.compile looks at every Python function that runs below a compiled one: it has nothing to gain in ours."""
+    frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
+    code = function.__code__
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+    elif hasattr(frames, "skip_code"):  # older versions of torch; only the function itself
+        frames.skip_code(code)
+
+
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled something in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return bool(utils is not None and utils.counters["stats"]["unique_graphs"])
