@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 N_STEPS = 16
 
@@ -175,6 +175,24 @@ def profiles_itself() -> float:
     return train(model, optimizer)
 
 
+def names_its_ranges() -> float:
+    """Ranges of its own, also around the optimizer, and a profiler that is long at rest but goes on to count."""
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = torch.zeros(1)
+    at_first = schedule(wait=0, warmup=1, active=1, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=at_first) as profiler:
+        for number in range(N_STEPS):
+            with record_function("forward and backward"):
+                loss = loss_of(model)
+                loss.backward()
+            with record_function("## update ##"), record_function(f"of batch {number}"):
+                optimizer.step()
+                optimizer.zero_grad()
+            profiler.step()
+    return loss.item()
+
+
 def only_communicates() -> float:
     """Three collectives again and again, for longer than it takes to look at collectives at all."""
     import time
@@ -208,6 +226,7 @@ CASES: dict[str, Callable[..., float]] = {
         compiles_its_optimizer,
         compiles_its_model,
         profiles_itself,
+        names_its_ranges,
         only_communicates,
     )
 }

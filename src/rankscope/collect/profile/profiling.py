@@ -10,6 +10,7 @@ from typing import NamedTuple
 from rankscope.collect.metrics import Metrics
 from rankscope.collect.part import Part
 from rankscope.collect.profile import steps
+from rankscope.collect.profile.ranges import Ranges
 from rankscope.collect.profile.session import Session
 from rankscope.collect.profile.sharing import Sharing
 from rankscope.collect.run import Run
@@ -32,6 +33,7 @@ class Profiling(Part):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._sharing = Sharing(self._make_room)
+        self._ranges = Ranges()
         self._session: Session | None = None  # from its preparation to its end
         self._n_before = 0  # steps that had ended when the schedule began
         self._script = self._follow_settings()
@@ -62,13 +64,14 @@ class Profiling(Part):
         with self._sharing.by_us():
             if session is not None:
                 session.drop()
+        self._ranges.remove()
         self._session, self._n_before = None, n_before
         self._script, self._is_done = self._follow_settings(), False
         self._sharing.remove()
         self._sharing.install()
 
     def step(self, number: int) -> None:
-        if not self._is_done:
+        if not self._is_done and not self._ranges.put_off(self._advance_late):
             self._advance()
 
     def dump(self, reason: str) -> None:
@@ -91,7 +94,15 @@ class Profiling(Part):
                 session.drop()
                 self._tell_what_lacks()
         self._script.close()
+        self._ranges.remove()
         self._sharing.remove()
+
+    def _advance_late(self) -> None:
+        try:
+            self._advance()
+        except Exception as error:
+            self._is_done = True
+            self.run.problem(self.NAME, f"step failed: {type(error).__name__}: {error}")
 
     def _advance(self) -> None:
         """Does what is due between the step that has ended and the next one."""
@@ -138,8 +149,10 @@ class Profiling(Part):
                 self.run.problem(self.NAME, "recording waited for a profiler of the job's own code to end")
                 yield
             self._session = session = Session(self.run, plan.execution_trace, plan.kineto)
+            self._ranges.install()
             yield from self._run_session(session, plan.n_steps)
             self._session = None
+            self._ranges.remove()
             if not session.is_lost:
                 session.keep()
                 return
@@ -195,4 +208,5 @@ class Profiling(Part):
         with contextlib.suppress(Exception), self._sharing.by_us():
             if session is not None:
                 session.drop()
+        self._ranges.remove()
         self._sharing.remove()

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from rankscope.collect.profile.ranges import mark_of_step
 from rankscope.collect.run import Run
 from rankscope.collect.settings import Settings
 
@@ -64,9 +65,7 @@ class Session:
 
     def mark(self, number: int) -> None:
         """A step begins."""
-        from torch.autograd.profiler import record_function
-
-        mark = record_function(f"ProfilerStep#{number}")
+        mark = mark_of_step(number)
         mark.__enter__()
         self._mark = mark
 
