@@ -189,7 +189,11 @@ def _wanted(folder: str | os.PathLike[str], settings: dict[str, Any]) -> Setting
             nearest = get_close_matches(name, known, 1)
             meant = f": did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(known)}"
             raise TypeError(f"collect() has no setting {name!r}{meant}")
-    return Settings(folder=os.fspath(folder), **settings)
+    wanted = Settings(folder=os.fspath(folder), **settings)
+    wrong = wanted.wrong_schedule()
+    if wrong:
+        raise ValueError(f"collect(): {wrong}")
+    return wanted
 
 
 def _running() -> Run | None:

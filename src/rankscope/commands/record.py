@@ -21,6 +21,7 @@ FOLDER = "traces"
 DEFAULTS = {name: name.replace("-", "_") for name in ("execution-trace", "kineto", "recorder", "stacks", "metrics")}
 DEFAULTS["compile-log"] = "compile_log"
 KINDS = {**DEFAULTS, "desync": "desync", "nsys": "nsys"}
+SCHEDULE = ("skip_first", "wait", "warmup", "active", "clean", "repeat")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -60,7 +61,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _add_profiling_options(parser: ArgumentParser) -> None:
     steps = parser.add_argument_group("steps that are profiled")
     for name, default, text in (
-        ("wait", 5, "steps before the first"),
+        ("skip-first", 0, "steps before all else, once"),
+        ("wait", 5, "steps before the first; the job's first step is never recorded, as nobody saw where it began"),
         ("warmup", 1, "steps that the profiler runs before it records"),
         ("active", 3, "steps recorded with the execution trace"),
         ("clean", 2, "steps recorded after them by Kineto alone, as the execution trace slows them down"),
@@ -73,19 +75,23 @@ def _add_profiling_options(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from rankscope.collect.launching import folders, leftovers
+    from rankscope.collect.launching import folders, leftovers, nsys_exports
     from rankscope.commands.record_summary import summary_lines
     from rankscope.model.finding import ranks_phrase
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     _check_command(command)
     wanted = read_settings(args)
+    _check_schedule(wanted)
     _check_logs(wanted.logs, command)
+    _check_debug_server(wanted.debug_port, command)
     run_id = folders.launcher_run_id(command)
     folder = _claim(args.output, run_id)
     about = {"id": run_id, **_started(command)}
     about["exit_code"] = code = _run_job(command, _placed(wanted, folder, run_id), about)
     _tell("", f"the job ended with exit code {code}")
+    if wanted.nsys:
+        _tell(*nsys_exports.export_all(folder))
     try:
         leftovers.finish(folder, {**about, "ended_ns": _now()})
     except OSError as error:
@@ -117,7 +123,7 @@ def read_settings(args: Namespace) -> Settings:
         "gzip": args.gzip,
     }
     numbers = {"ring_size": args.ring_size, "stall_seconds": args.stall, "max_bytes": args.max_size}
-    numbers |= {name: getattr(args, name) for name in ("wait", "warmup", "active", "clean", "repeat")}
+    numbers |= {name: getattr(args, name) for name in SCHEDULE}
     chosen |= {name: number for name, number in numbers.items() if number is not None}
     if args.only:
         chosen |= {setting: any(name in names for names in args.only) for name, setting in KINDS.items()}
@@ -160,6 +166,29 @@ def _check_command(command: list[str]) -> None:
     if find_program(command) is None:
         hint = "put it after --, and give its path if it is not on the PATH"
         raise UsageError(f"there is no program {command[0]!r} to run", hint)
+
+
+def _check_schedule(wanted: Settings) -> None:
+    wrong = wanted.wrong_schedule()
+    if wrong:
+        hint = "ask for at least 1; to record no steps at all: --no kineto,execution-trace"
+        raise UsageError(f"--{wrong}", hint)
+
+
+def _check_debug_server(port: int, command: list[str]) -> None:
+    """Without them nobody would answer at the port, and that would show only when the job hangs."""
+    from rankscope.collect.debug.frontend import EXTRA, ask_python
+    from rankscope.collect.launching.environment import job_python
+
+    if not port:
+        return
+    python = job_python(command)
+    lacks = ask_python(python) if python else None
+    if lacks is None:
+        _tell("whether the job's Python has what the debug server needs is not checked: it could not be asked")
+    elif lacks:
+        hint = f"{python} -m pip install {' '.join(lacks)} (pip install 'rankscope[{EXTRA}]' brings them as well)"
+        raise UsageError(f"--debug-server needs what the job's Python lacks: {', '.join(lacks)}", hint)
 
 
 def _check_logs(logs: str, command: list[str]) -> None:

@@ -9,6 +9,13 @@ from pathlib import Path
 from rankscope.collect.launching import folders, leftovers, startup
 from rankscope.model.finding import count_noun, ranks_phrase
 
+_SIGNS = {
+    "optimizer": "optimizer steps",
+    "backward": "backward passes",
+    "forward": "calls of the model",
+    "loader": "batches of the data loader",
+    "collectives": "the period of the collectives",
+}
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 _NOBODY = (
     "nothing was collected: no process of the job that could be watched has imported torch",
@@ -23,6 +30,7 @@ def summary_lines(folder: Path, with_problems: bool) -> Iterator[str]:
         yield from _NOBODY
         return
     yield f"collected into {folder}"
+    yield from _steps(parts)
     kinds: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     n_files: dict[str, int] = defaultdict(int)
     for part in parts:
@@ -38,6 +46,19 @@ def summary_lines(folder: Path, with_problems: bool) -> Iterator[str]:
         yield f"  ranks were started {n_places} times: the later ones are in attempt_1, ..."
     if with_problems:
         yield from _problems(parts)
+
+
+def _steps(parts: list[leftovers.Part]) -> Iterator[str]:
+    """How many, and by what they were told apart; ranks that agree are one line."""
+    ranks: dict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
+    for part in parts:
+        ranks[tuple(part.get("steps_by", {}).items())].append(part["rank"])
+    for steps_by, where in ranks.items():
+        if not steps_by:
+            continue
+        whom = "" if len(where) == len(parts) else f" on {ranks_phrase(sorted(where))}"
+        told = [f"{count_noun(n, 'step')}, told apart by {_SIGNS.get(sign, sign)}" for sign, n in steps_by]
+        yield f"  {', then '.join(told)}{whom}"
 
 
 def _problems(parts: list[leftovers.Part]) -> Iterator[str]:

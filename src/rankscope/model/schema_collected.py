@@ -58,6 +58,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         clock_offset_ns  int64  What the host's clock is ahead of that of rank 0, as measured over the job's store.
         clock_error_ns   int64  Uncertainty of that measurement.
         n_steps          int64  Training steps that were seen.
+        steps_by         text   By which sign how many of them were found, as JSON; the last sign is the one that held.
         asked            text   What was asked of the collector, as JSON.
         """,
     ),

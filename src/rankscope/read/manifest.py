@@ -54,6 +54,7 @@ class _Rank(msgspec.Struct):
     clock_offset_ns: _Number | None = None
     clock_error_ns: _Number | None = None
     n_steps: _Number | None = None
+    steps_by: dict[str, int] = {}
     asked: dict[str, Any] = {}
     got: list[_Got] = []
     problems: list[_Problem] = []
@@ -110,7 +111,7 @@ def _described(rank: _Rank, run: _Run) -> dict[str, Any]:
     for name in ("started_ns", "ended_ns", "clock_offset_ns", "clock_error_ns", "n_steps"):
         value = getattr(rank, name)
         row[name] = MISSING if value is None else value
-    for name in ("command", "environment", "asked"):
+    for name in ("command", "environment", "steps_by", "asked"):
         row[name] = msgspec.json.encode(getattr(rank, name)).decode()
     code = run.exit_code
     # A process that a signal ended is told as by a shell: a table has no negative numbers.

@@ -21,16 +21,47 @@ _SOURCE = (
     "from rankscope.collect.debug.frontend import serve; serve(int(sys.argv[2]))"
 )
 _NOT_FOR_IT = (VARIABLE, "TORCH_TRACE", "TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_FR_DUMP_TEMP_FILE")
+EXTRA = "live"  # of this package: brings what the frontend needs
+_NEEDED, _ONE_OF = ("jinja2", "tabulate"), ("aiohttp", "requests")
+_FIRST_TORCH = (2, 10)
+_QUESTION = (
+    "import importlib.metadata as m, importlib.util as u, sys;"
+    "print(m.version('torch'), *(name for name in sys.argv[1:] if u.find_spec(name)))"
+)
+_ASK_SECONDS = 60.0
 _END_SECONDS = 2.0
 _TO_PARENT = 1
 
 
 def missing_packages() -> str:
     """What the frontend needs and this Python does not have."""
-    absent = [name for name in ("jinja2", "tabulate") if importlib.util.find_spec(name) is None]
-    if not any(map(importlib.util.find_spec, ("aiohttp", "requests"))):
-        absent.append("aiohttp")
-    return ", ".join(absent)
+    return ", ".join(_absent({name for name in (*_NEEDED, *_ONE_OF) if importlib.util.find_spec(name) is not None}))
+
+
+def ask_python(python: str) -> list[str] | None:
+    """What the debug server needs and that Python does not have; None where it does not answer."""
+    quiet = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    try:
+        done = subprocess.run(
+            [python, "-c", _QUESTION, *_NEEDED, *_ONE_OF],
+            env=quiet,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_SECONDS,
+            check=True,
+        )
+        version, *present = done.stdout.splitlines()[-1].split()
+        numbers = tuple(map(int, version.split(".")[:2]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+    old = [] if numbers >= _FIRST_TORCH else [f"torch>={'.'.join(map(str, _FIRST_TORCH))}"]
+    return old + _absent(set(present))
+
+
+def _absent(present: set[str]) -> list[str]:
+    absent = [name for name in _NEEDED if name not in present]
+    return absent if present.intersection(_ONE_OF) else [*absent, _ONE_OF[0]]
 
 
 def start_frontend(port: int, where: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -50,7 +50,8 @@ def wrap_this_process() -> None:
     report = _free_report(settings, rank)
     os.environ[WRAPPED] = str(report)
     try:
-        os.execv(nsys, [nsys, "profile", "-o", str(report), *OPTIONS, sys.executable, *sys.orig_argv[1:]])
+        output = str(report).replace("%", "%%")  # nsys puts the host, the process and variables in after a single one
+        os.execv(nsys, [nsys, "profile", "-o", output, *OPTIONS, sys.executable, *sys.orig_argv[1:]])
     except OSError:
         del os.environ[WRAPPED]
 

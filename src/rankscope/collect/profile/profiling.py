@@ -186,7 +186,7 @@ class Profiling(Part):
 
     def _end_early(self, session: Session) -> None:
         session.stop()
-        session.keep()
+        session.keep(cut=self.run.n_steps + 1)
         whole = "1 whole step" if session.n_steps == 1 else f"{session.n_steps} whole steps"
         self.run.problem(self.NAME, f"the job ended while it was recorded: {session.names()} cover {whole}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import os
 import re
 import threading
@@ -19,6 +20,8 @@ EXECUTION_TRACE = "execution_trace"
 # the disk is full, so a file may lack its end.
 _END = re.compile(rb'\]\s*(,\s*"\w+":\s*("[^"\n]*"|[\d.]+)\s*)*\}\s*\Z')
 _N_END = 4096
+_OPERATOR = re.compile(rb'"name": "\w+::')
+_NO_WORK = "record later steps (--wait), or call rankscope.step() at the end of each step"
 _SECONDS_TO_GIVE_WAY = 30.0  # for the step that is being recorded to end in its own thread
 _UNDER_NSYS = "NSYS_PROFILING_SESSION_ID"
 
@@ -88,8 +91,8 @@ class Session:
         self.is_recording = False
         self._is_over.set()
 
-    def keep(self) -> None:
-        """Puts the files into the folder."""
+    def keep(self, cut: int = 0) -> None:
+        """Puts the files into the folder; `cut`: the number of a step that has not come to its end."""
         for kind, name in self._names.items():
             if not name:
                 continue
@@ -97,6 +100,12 @@ class Session:
             if kind != EXECUTION_TRACE:
                 self._kineto.export_chrome_trace(str(partial))
             if is_whole(partial):
+                if cut:
+                    unmark_step(partial, cut)
+                if not has_operators(partial):
+                    self._run.problem(
+                        kind, f"{name} holds no operator: nothing ran in the steps that it covers", _NO_WORK
+                    )
                 self._run.publish_written(kind, name, partial, pack=self._run.settings.gzip, replace=True)
             else:
                 _delete(partial)
@@ -159,6 +168,21 @@ def is_whole(path: Path) -> bool:
             return _END.search(stream.read()) is not None
     except OSError:
         return False
+
+
+def has_operators(path: Path) -> bool:
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return _OPERATOR.search(content) is not None
+
+
+def unmark_step(path: Path, number: int) -> None:
+    """Renames its mark, in place: a step that was cut short would be taken for a short one."""
+    mark, tail = (f'"Profiler{word}#{number}"'.encode() for word in ("Step", "Tail"))
+    with path.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as content:
+        at = content.find(mark)
+        while at >= 0:
+            content[at : at + len(mark)] = tail
+            at = content.find(mark, at)
 
 
 @functools.cache

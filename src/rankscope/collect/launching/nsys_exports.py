@@ -1,0 +1,49 @@
+"""Exports of Nsight Systems' reports that were not made while the job ran: rankscope reads SQLite, not nsys-rep."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from rankscope.collect.launching import folders
+from rankscope.collect.launching.nsys import PROGRAM, REPORT, SUFFIXES
+
+_REPORT_SUFFIX, _EXPORT_SUFFIX = SUFFIXES
+_SECONDS_PER_REPORT = 3600.0
+
+
+def export_all(folder: Path) -> Iterator[str]:
+    """Exports each report of the run that has no export yet; yields what the user should know."""
+    nsys = shutil.which(PROGRAM)
+    pattern = REPORT.format(rank="*") + _REPORT_SUFFIX
+    reports = [report for place in folders.places(folder) for report in sorted(place.glob(pattern))]
+    if nsys and not reports:
+        yield "nsys has written no report: see what it said above"
+    for report in (report for report in reports if not report.with_suffix(_EXPORT_SUFFIX).exists()):
+        command = export_command(report)
+        problem = _export([nsys, *command[1:]]) if nsys else "nsys is not on the PATH"
+        if problem:
+            yield f"{report.name} is not exported: {problem}"
+            yield f"  = help: {shlex.join(command)}"
+
+
+def export_command(report: Path) -> list[str]:
+    export = report.with_suffix(_EXPORT_SUFFIX)
+    return [PROGRAM, "export", "--type", "sqlite", "--output", str(export), str(report)]
+
+
+def _export(command: list[str]) -> str:
+    """Runs it; why it failed, if it did."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS_PER_REPORT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines() or ["it did not say why"]
+    return f"nsys ended with exit code {done.returncode}: {said[-1]}"
