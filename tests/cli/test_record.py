@@ -98,6 +98,8 @@ def test_bad_sizes(text: str) -> None:
         (("--only", "kinetto", "--", "true"), "nothing is called 'kinetto': did you mean kineto?"),
         (("--stall", "-3", "--", "true"), "'-3' is not a number of seconds"),
         (("--logs", "a;b", "--", "true"), "--logs a;b is not a list of names"),
+        (("--active", "0", "--", "true"), "--active is 0: no step would be recorded"),
+        (("--repeat", "0", "--", "true"), "--repeat is 0: torch.profiler would record cycle after cycle"),
         (("-o", "/proc/no", "--", "true"), "cannot write into /proc/no"),
     ],
 )
@@ -262,6 +264,33 @@ def test_no_nsys_is_told_and_the_job_runs(tmp_path: Path) -> None:
     done = run_rankscope("record", "--nsys", "--", "/bin/echo", "fine", cwd=tmp_path, env={"PATH": str(tmp_path)})
     assert done.stdout == "fine\n"
     assert "nsys is not on the PATH" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "lacks"),
+    [
+        ("2.13.0+cpu jinja2 requests", "tabulate"),
+        ("2.13.0 jinja2 tabulate", "aiohttp"),
+        ("2.9.1 aiohttp", "torch>=2.10, jinja2, tabulate"),
+    ],
+)
+def test_what_the_debug_server_needs_is_asked_before_the_job_starts(answer: str, lacks: str, tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || touch {tmp_path}/started\necho {answer}\n')
+    python.chmod(0o755)
+    done = run_rankscope("record", "-o", "t", "--debug-server", "25999", "--", str(python), "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"--debug-server needs what the job's Python lacks: {lacks}" in done.stderr
+    assert f"{python} -m pip install" in done.stderr
+    assert "rankscope[live]" in done.stderr
+    assert not (tmp_path / "started").exists()
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_python_that_cannot_be_asked_for_the_debug_server(tmp_path: Path) -> None:
+    done = run_rankscope("record", "-o", "t", "--debug-server", "25999", "--", "true", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "is not checked" in done.stderr
 
 
 def test_names_of_logs_that_cannot_be_checked(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ _N_UNTIL_UNUSED = 100_000  # calls of other modules
 
 
 class Finder(Protocol):
+    is_in_backward: bool
+
     def saw(self, kind: str, thing: Any) -> bool:
         """True where the step ends with it; `ended` is called then."""
 
@@ -143,7 +145,7 @@ class _Wrapping(Sign):
     def __init__(self, finder: Finder) -> None:
         super().__init__(finder)
         self._replaced: list[tuple[Any, str, Any, Any]] = []
-        self._is_inside = self._is_on = False
+        self._is_on = False
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         original = vars(owner).get(name)
@@ -178,13 +180,13 @@ class Backwards(_Wrapping):
 
     def _noted(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run_backward(*arguments: Any, **options: Any) -> Any:
-            if self._is_inside or not self._is_on or not options.get("accumulate_grad"):
+            if self._finder.is_in_backward or not self._is_on or not options.get("accumulate_grad"):
                 return original(*arguments, **options)
-            self._is_inside = True
+            self._finder.is_in_backward = True
             try:
                 result = original(*arguments, **options)
             finally:
-                self._is_inside = False
+                self._finder.is_in_backward = False
             self._tell(self._caller(sys._getframe(1)))
             return result
 
@@ -200,6 +202,10 @@ class Batches(_Wrapping):
     """The next batch of a DataLoader is asked for: the step before it has ended. Each dataset is one loader."""
 
     KIND = LOADER
+
+    def __init__(self, finder: Finder) -> None:
+        super().__init__(finder)
+        self._is_inside = False  # of another loader's
 
     def install(self) -> None:
         from torch.utils.data import dataloader

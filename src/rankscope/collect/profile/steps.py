@@ -84,10 +84,12 @@ class Finder:
 
     def __init__(self, on_step: OnStep) -> None:
         self.believed = ""
+        self.is_in_backward = False  # what is called meanwhile is part of it: checkpoints are computed again
         self._on_step = on_step
         self._markers = {kind: _Marker() for kind in KINDS}
         self._n_alone = dict.fromkeys(KINDS, 0)  # since a better sign was seen
         self._n_believed = 0
+        self._steps_in_backward = False  # one optimizer for each parameter, whose steps are no steps of the job
         self._signs: dict[str, Sign] = {}
 
     def watch(self, signs: dict[str, Sign]) -> None:
@@ -113,6 +115,9 @@ class Finder:
 
     def saw(self, kind: str, thing: Any) -> bool:
         """`thing` has shown the sign. True where that is the end of a step, which `ended` then has to tell."""
+        if self.is_in_backward:
+            self._steps_in_backward |= kind == OPTIMIZER
+            return False
         if _is_by_hand or not self._markers[kind].is_marked_by(thing):
             return False
         for lower in KINDS[KINDS.index(kind) + 1 :]:
@@ -139,12 +144,13 @@ class Finder:
             return True
         n_alone = self._n_alone[kind]
         if self.believed and KINDS.index(kind) > KINDS.index(self.believed):
-            return n_alone >= _N_WITH_OPTIMIZER  # the better one was seen a few times only, e.g. to set it up
+            is_settled = self._n_believed >= _N_TO_BELIEVE  # else it was seen a few times only, e.g. to set it up
+            return not is_settled and n_alone >= _N_WITH_OPTIMIZER
         if n_alone not in (_N_TO_BELIEVE, _N_WITH_COMPILED_OPTIMIZER):  # it takes a while to look for optimizers
             return n_alone >= _N_WITH_OPTIMIZER
         if n_alone == _N_WITH_COMPILED_OPTIMIZER and has_compiled():
             return True
-        return not _has_optimizer()
+        return self._steps_in_backward or not _has_optimizer()
 
 
 class _Marker:
