@@ -44,6 +44,10 @@ def _train(script: Path) -> None:
     script.write_text(TRAINING_SCRIPT)
 
 
+def _infer(script: Path) -> None:
+    script.write_text(INFERENCE_SCRIPT)
+
+
 SCENES: dict[str, Builder] = {
     "hung": _hung,
     "healthy": _healthy,
@@ -53,6 +57,7 @@ SCENES: dict[str, Builder] = {
     "train.py": _train,
     **COMPILE_SCENES,
     **DUMP_SCENES,
+    "infer.py": _infer,
 }
 
 TRAINING_SCRIPT = """
@@ -65,6 +70,15 @@ for step in range(24):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+"""
+
+INFERENCE_SCRIPT = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)).eval()
+with torch.inference_mode():
+    for batch in range(24):
+        model(torch.randn(8, 16)).argmax()
 """
 
 

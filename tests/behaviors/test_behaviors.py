@@ -19,8 +19,8 @@ from cli.running import clean_environment
 from rankscope.cli import main
 
 pytestmark = pytest.mark.slow
+PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])  # `python` is the one with torch
 JOB_LIMIT_S = 300  # a real job on a busy machine
-_PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])  # whose python is ours
 
 
 def _cases() -> Iterator[Any]:
@@ -78,7 +78,7 @@ def _run(command: str, in_own_process: bool, capsys: pytest.CaptureFixture[str])
 def _run_process(words: list[str]) -> tuple[int, str]:
     finished = subprocess.run(
         words,
-        env=clean_environment({"GLOO_SOCKET_IFNAME": "lo", "PATH": _PATH}),
+        env=clean_environment({"GLOO_SOCKET_IFNAME": "lo", "PATH": PATH}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -35,7 +35,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     what.add_argument("--no", metavar="WHAT", type=_kinds, action="append", help="not these")
     what.add_argument("--desync", action="store_true", help="each collective's start and end, in the job's own store")
     what.add_argument("--cpp-stacks", action="store_true", help="C++ frames with the stacks of stalls and of requests")
-    what.add_argument("--nsys", action="store_true", help="run each rank under Nsight Systems")
+    what.add_argument(
+        "--nsys", action="store_true", help="run each rank under Nsight Systems: nsys_<rank>.nsys-rep and its export"
+    )
     what.add_argument("--logs", metavar="NAMES", default="", help="as TORCH_LOGS takes them; see rankscope logs")
     what.add_argument(
         "--debug-server",
