@@ -33,7 +33,8 @@ class Finder(Protocol):
     def saw(self, kind: str, thing: Any) -> bool:
         """True where the step ends with it; `ended` is called then."""
 
-    def ended(self, kind: str) -> None: ...
+    def ended(self, kind: str) -> None:
+        """The step has ended."""
 
 
 class Sign:
@@ -45,10 +46,10 @@ class Sign:
         self._finder = finder
 
     def install(self) -> None:
-        raise NotImplementedError
+        """Begins to watch."""
 
     def remove(self) -> None:
-        raise NotImplementedError
+        """Ends it, and leaves torch as it was."""
 
     def look_further(self) -> None:
         """Nothing has been found for a while."""
@@ -313,14 +314,12 @@ class Collectives(Sign):
     """The calls of collectives begin to repeat. They are watched only where nothing else was found."""
 
     KIND = COLLECTIVES
+    n_unnoted = 0
 
     def __init__(self, finder: Finder) -> None:
         super().__init__(finder)
         self._hooks: Any = None
         self._periods = Periods()
-
-    def install(self) -> None:
-        """Not yet."""
 
     def look_further(self) -> None:
         distributed = sys.modules.get("torch.distributed")
@@ -334,20 +333,15 @@ class Collectives(Sign):
         if self._hooks is not None:
             self._hooks.remove()
 
-    n_unnoted = 0
-
     def begin(self, group: Any, operation: Any, arguments: tuple[Any, ...]) -> None:
         """As desync.calls has it: None means that the call need not be followed any further."""
         if self._periods.begins(hash((id(group), operation, _size(arguments)))):
             self._tell(0)
 
-    def start_coalescing(self, group: Any) -> None: ...
+    def _pass_on(self, *_: Any) -> None:
+        """What else the hooks tell does not matter here."""
 
-    def end_coalescing(self, group: Any) -> None: ...
-
-    def waited(self, work: Any) -> None: ...
-
-    def wait_failed(self, work: Any, error: BaseException) -> None: ...
+    start_coalescing = end_coalescing = waited = wait_failed = _pass_on
 
 
 def _size(arguments: tuple[Any, ...]) -> int:
