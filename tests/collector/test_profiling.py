@@ -141,6 +141,21 @@ def test_a_job_with_too_few_steps_is_told_why_nothing_is_there(job: Job, n_steps
     assert job.manifest()["problems"][0]["hint"]
 
 
+def test_a_trace_without_operators_is_a_problem(job: Job) -> None:
+    """Steps in which nothing runs: both files are kept, and both are told."""
+    job.begin(clean=0)
+    for _ in range(6):
+        assert job.run is not None
+        job.run.step()
+    job.end()
+    assert job.files() == {"torch_et_0.json", "kineto_trace_0.json"}
+    told = {entry["what"]: entry["problem"] for entry in job.manifest()["problems"]}
+    assert told == {
+        "execution_trace": "torch_et_0.json holds no operator: nothing ran in the steps that it covers",
+        "kineto": "kineto_trace_0.json holds no operator: nothing ran in the steps that it covers",
+    }
+
+
 def test_files_beyond_the_limit_are_not_kept(job: Job) -> None:
     job.begin(max_bytes=5000)
     job.train(8)
