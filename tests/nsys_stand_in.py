@@ -3,7 +3,7 @@
 Takes only the documented options, as --name=value or --name value. `profile` runs the program with the variable that
 nsys sets, writes <output>.nsys-rep (and <output>.sqlite where --export asks for it), never over a file that exists, and
 ends with the program's exit code. `export` writes the database. What is in it comes from the file that STAND_IN_EXPORT
-names; "none": every export fails.
+names; without it, or with "none", every export fails.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def expand(output: str) -> str:
 
 
 def export(kind: str, database: Path, report: Path, force: str | None) -> int:
-    content = os.environ["STAND_IN_EXPORT"]
+    content = os.environ.get("STAND_IN_EXPORT", "none")
     if kind != "sqlite" or not report.exists() or content == "none":
         return fail(f"Could not export {report}")
     if database.exists() and force != "true":

@@ -24,6 +24,7 @@ from collected_jobs import (
 )
 from launching import JOBS
 
+import nsys_stand_in
 from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
@@ -35,15 +36,6 @@ JOB = str(JOBS / "collected_training.py")
 N_STEPS = 13  # as the job has them
 OBSERVED_STEPS, CLEAN_STEPS = [7, 8, 9], [11, 12]  # five are waited for, and each profiler has one to warm up
 EVERYTHING = ("--desync", "--nsys", "--logs", "recompiles,graph_breaks", "--gzip", "--memory", "--with-stack")
-# Writes a report when the program has ended, as Nsight Systems does: nsys profile -o REPORT OPTIONS PYTHON ...
-FAKE_NSYS = """#!/bin/sh
-report=$3
-while [ "${1#*python}" = "$1" ]; do shift; done
-"$@"
-code=$?
-echo report > "$report.nsys-rep"
-exit $code
-"""
 
 
 class Collected(NamedTuple):
@@ -61,13 +53,10 @@ class Collected(NamedTuple):
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     """Two ranks of torchrun: DDP, torch.compile, messages; somebody asks for a dump; all that can be collected is."""
     scratch = tmp_path_factory.mktemp("everything")
-    nsys = scratch / "bin" / "nsys"
-    nsys.parent.mkdir()
-    nsys.write_text(FAKE_NSYS)
-    nsys.chmod(0o755)
+    programs = nsys_stand_in.install(scratch / "bin")
     folder = scratch / "traces"
     job = (*TORCHRUN, "--nproc-per-node", "2", JOB, "--compiles", "--asks")
-    ended = end(start_record(folder, ("--no-diagnose", *EVERYTHING), job, programs=nsys.parent))
+    ended = end(start_record(folder, ("--no-diagnose", *EVERYTHING), job, programs=programs))
     return Collected(folder, ended, load(folder), 2)
 
 

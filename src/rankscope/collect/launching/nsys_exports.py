@@ -12,7 +12,7 @@ from rankscope.collect.launching import folders
 from rankscope.collect.launching.nsys import PROGRAM, REPORT, SUFFIXES
 
 _REPORT_SUFFIX, _EXPORT_SUFFIX = SUFFIXES
-_SECONDS_PER_REPORT = 3600.0
+_SECONDS_PER_REPORT = 600.0
 
 
 def export_all(folder: Path) -> Iterator[str]:
