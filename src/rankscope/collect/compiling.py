@@ -14,18 +14,22 @@ def leave_out_of_compiling(functions: Iterable[Callable[..., Any]]) -> None:
     """
     for function in functions:
         function._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it would be traced into
-        leave_frames_alone(function)
+        skip_frame(function)
 
 
-def leave_frames_alone(function: Callable[..., Any]) -> None:
-    """torch.compile looks at every Python function that runs below a compiled one: it has nothing to gain in ours."""
+def skip_frame(function: Callable[..., Any], *, below: bool = True) -> None:
+    """torch.compile does not compile this function where it is called; `below`: nor anything that it calls.
+
+    It looks at every Python function that runs below a compiled one, and has nothing to gain in ours. It may still
+    trace into it.
+    """
     frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
-    code = function.__code__
     if hasattr(frames, "set_code_exec_strategy"):
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
+        action = frames._FrameAction
+        strategy = frames._FrameExecStrategy(action.SKIP, action.SKIP if below else action.DEFAULT)
+        frames.set_code_exec_strategy(function.__code__, strategy)
     elif hasattr(frames, "skip_code"):  # older versions of torch; only the function itself
-        frames.skip_code(code)
+        frames.skip_code(function.__code__)
 
 
 def has_compiled() -> bool:

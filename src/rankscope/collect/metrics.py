@@ -1,4 +1,4 @@
-"""Numbers over the time of the job: how long steps take, how much memory is used, and what the job tells itself."""
+"""Numbers over the time of the job: steps, throughput, loss, memory, traffic, pauses, and what the job adds itself."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from rankscope.collect.measures.device import DeviceSampler, current_device
+from rankscope.collect.measures.machine import Machine
+from rankscope.collect.measures.training import Training
 from rankscope.collect.part import Part
 from rankscope.collect.run import Run
 
@@ -18,7 +20,9 @@ _FLUSH_SECONDS = 2.0
 _SAMPLE_SECONDS = 1.0
 _MAX_WAITING = 200_000  # rows between two flushes; more come only from a loop that tells numbers without any work
 _MAX_BYTES = 256 << 20
-_STATM = "/proc/self/statm"
+# After so many steps the numbers of a step are kept this often: a loop of 1,000 steps a second would fill the disk.
+_N_STEPS_KEPT = 1000
+_SECONDS_BETWEEN_KEPT = 0.05
 
 _Row = tuple[int, int, str, float]  # time, step, name, value
 
@@ -37,7 +41,11 @@ class Metrics(Part):
         self._step_ended_ns: int | None = None  # on the monotonic clock
         self._sampled_ns, self._n_steps_sampled = time.monotonic_ns(), run.n_steps
         self._flushed_ns = self._sampled_ns
-        self._device: int | None = None
+        self._kept_ns = 0
+        self._is_finite = True  # as was all that the last step told
+        self._training = Training()
+        self._machine = Machine()
+        self._device: DeviceSampler | None = None
 
     def start(self) -> None:
         header = {
@@ -50,6 +58,8 @@ class Metrics(Part):
         # Unbuffered: a process that the job forks must not write what waits here a second time.
         self._file = self.run.aside(self._name).open("wb", buffering=0)
         self._write(json.dumps(header).encode() + b"\n")
+        for what, error in self._training.install():
+            self.run.problem(self.NAME, f"{what} is not measured: {error}")
 
     def steps_change(self, n_before: int) -> None:
         self._step_ended_ns = None  # what ends now did not begin where the one before ended
@@ -57,14 +67,38 @@ class Metrics(Part):
     def step(self, number: int) -> None:
         now, before = time.monotonic_ns(), self._step_ended_ns
         self._step_ended_ns = now
-        if before is None:
-            self._device = _device()
-            return
-        seconds = (now - before) / 1e9
+        try:
+            told = self._training.take(number)
+            if before is None:
+                self._begin_device()
+            else:
+                self._add_step(told, now, before)
+            for name, of_step, value in self._training.arrived():
+                self._add(name, value, of_step)
+        except BaseException:
+            self._training.remove()
+            raise
+
+    def _begin_device(self) -> None:
+        device = current_device()
+        self._device = None if device is None else DeviceSampler(device)
+
+    def _add_step(self, told: dict[str, float], now: int, before: int) -> None:
+        number, seconds = self.run.n_steps, (now - before) / 1e9
         self._add("step_time_s", seconds, number)
-        samples = self.run.n_samples
-        if samples is not None and seconds > 0:
-            self._add("samples_per_s", samples / seconds, number)
+        samples, tokens = told.pop("samples", None), told.pop("tokens", None)
+        if self.run.n_samples is not None:  # the job knows best
+            samples = self.run.n_samples
+        if seconds > 0:
+            told |= {
+                f"{name}_per_s": count / seconds for name, count in (("samples", samples), ("tokens", tokens)) if count
+            }
+        is_finite = all(map(math.isfinite, told.values()))
+        is_due = number <= _N_STEPS_KEPT or now - self._kept_ns >= _SECONDS_BETWEEN_KEPT * 1e9
+        if is_due or is_finite != self._is_finite:
+            self._kept_ns, self._is_finite = now, is_finite
+            for name, value in told.items():
+                self._add(name, value, number)
 
     def tell(self, name: str, value: Any, step: int) -> None:
         """A number of the job's own, in the job's thread."""
@@ -96,8 +130,13 @@ class Metrics(Part):
         self._flush()
 
     def close(self) -> None:
+        self._training.remove()
+        for name, step, value in self._training.arrived():
+            self._add(name, value, step)
         self._sample(time.monotonic_ns())
         self._flush()
+        if self._device is not None:
+            self._device.close()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -114,7 +153,9 @@ class Metrics(Part):
         if step > self._n_steps_sampled:
             self._add("steps_per_s", (step - self._n_steps_sampled) * 1e9 / (now - self._sampled_ns), step)
         self._sampled_ns, self._n_steps_sampled = now, step
-        for name, value in _memory(self._device):
+        for name, value in self._machine.sample(now):
+            self._add(name, value, step)
+        for name, value in self._device.sample() if self._device is not None else ():
             self._add(name, value, step)
 
     def _flush(self) -> None:
@@ -170,23 +211,3 @@ def _number(value: Any) -> float | None:
         return float(value.detach()) if type(value) in (torch.Tensor, torch.nn.Parameter) else None
     except Exception:  # text, tensors of several elements, objects that only look like numbers
         return None
-
-
-def _device() -> int | None:
-    """The accelerator of the calling thread, which must be the job's: in other threads it is always the first one."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return None
-    return int(torch.cuda.current_device())
-
-
-def _memory(device: int | None) -> Iterator[tuple[str, float]]:
-    try:
-        with open(_STATM, "rb") as stream:
-            yield "host_memory_bytes", int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # not on Linux
-        pass
-    if device is not None:
-        cuda = sys.modules["torch"].cuda
-        yield "device_memory_bytes", cuda.memory_allocated(device)
-        yield "device_memory_peak_bytes", cuda.max_memory_allocated(device)

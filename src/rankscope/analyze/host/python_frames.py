@@ -8,8 +8,8 @@ from rankscope.model.finding import Location
 from rankscope.model.sql import quote_text
 
 _FRAME = r"^(.*)\((\d+)\): (.*)$"
-# Frames of torch, of Python itself and of C functions; what is left is the user's own code.
-_FOREIGN = r"^<|^nn\.Module: |(^|/)torch/|/lib/python\d|^(runpy|threading|contextlib)\.py\("
+# Frames of torch, of our collector, of Python itself and of C functions; what is left is the user's own code.
+_FOREIGN = r"^<|^nn\.Module: |(^|/)torch/|(^|/)rankscope/collect/|/lib/python\d|^(runpy|threading|contextlib)\.py\("
 
 
 def is_own(column: str) -> str:

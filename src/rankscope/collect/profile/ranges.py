@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rankscope.collect.compiling import leave_frames_alone
+from rankscope.collect.compiling import skip_frame
 
 _STEP = "ProfilerStep#"
 _OF_JOB = "of the job: "
@@ -54,8 +54,8 @@ class Ranges:
             self._has_left(mark)
             return result
 
-        leave_frames_alone(__enter__)
-        leave_frames_alone(__exit__)
+        skip_frame(__enter__)
+        skip_frame(__exit__)
         self._replaced = (record_function, enter, leave, __enter__, __exit__)
         record_function.__enter__, record_function.__exit__ = __enter__, __exit__
 

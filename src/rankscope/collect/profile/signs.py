@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-from rankscope.collect.compiling import has_compiled, leave_frames_alone, leave_out_of_compiling
+from rankscope.collect.compiling import has_compiled, skip_frame, leave_out_of_compiling
 from rankscope.collect.profile.periods import Periods
 
 OPTIMIZER, BACKWARD, FORWARD, LOADER, COLLECTIVES = "optimizer", "backward", "forward", "loader", "collectives"
@@ -248,7 +248,7 @@ class Forwards(Sign):
         there = vars(Module).get(_Probe.NAME, self)
         if there is None:
             there = _Probe()
-            leave_frames_alone(_Probe.__get__)
+            skip_frame(_Probe.__get__)
             Module._compiled_call_impl = there
         if isinstance(there, _Probe):
             self._probe = there
