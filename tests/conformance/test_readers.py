@@ -19,6 +19,7 @@ from rankscope.model.tables import SCHEMA, Part, Table, Text, Trace
 from rankscope.read import READERS, Reader, own_readers
 from rankscope.read.cache import entry_name
 from rankscope.read.files import Source, name_source
+from read.metric_files import record_ends
 
 DATA = Path(__file__).parents[1] / "data"
 N_CUTS = 64
@@ -26,7 +27,7 @@ N_CUTS = 64
 N_CUTS_STAGED = 8
 STAGED = {"execution_trace", "kineto"}
 KIND_OF_EVENT = re.compile(rb'"(?:ph|cat)": ?"(\w+)"')
-LOGS = {"compile_log", "torch_logs", "thread_stacks", "metrics"}
+LOGS = {"compile_log", "torch_logs", "thread_stacks", "metrics", "metric_log", "tensorboard", "wandb"}
 FILE_ID = 7
 
 _READERS = dict(zip(READERS, own_readers(), strict=True))
@@ -161,6 +162,8 @@ def is_whole_log(name: str, content: bytes, n_bytes: int) -> bool:
     """A log is written record by record: cut between two of them, or before a last newline, it is a shorter log."""
     if name not in LOGS or content.startswith(b"\x1f\x8b"):
         return False
+    if n_bytes in record_ends(name, content):
+        return True
     following = content[n_bytes:].removeprefix(b"\n")
     return b"\n" in content[n_bytes - 1 : n_bytes + 1] and not following.startswith(b"\t")
 

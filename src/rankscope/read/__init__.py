@@ -12,8 +12,8 @@ from rankscope.read.files import Source
 # In the order in which they are asked: first those that go by the first bytes alone, as another may know a file by
 # its name (rank_3). Other packages add theirs by the entry point group `rankscope.readers`.
 READERS = (
-    *("nsys", "compile_log", "manifest", "metrics", "thread_stacks", "desync"),
-    *("flight_recorder", "execution_trace", "kineto", "torch_logs"),
+    *("nsys", "compile_log", "manifest", "metrics", "tensorboard", "wandb", "thread_stacks", "desync"),
+    *("flight_recorder", "execution_trace", "kineto", "torch_logs", "metric_log"),
 )
 ENTRY_POINTS = "rankscope.readers"
 
@@ -21,6 +21,7 @@ ENTRY_POINTS = "rankscope.readers"
 class Reader(Protocol):
     NAME: str
     # COST: int = 1, optional: how many times as long as a byte of a dump one of this format takes to read.
+    # NAMES_TELL_RANK: bool = True, optional: whether the last number of a file's name is its rank.
 
     def sniff(self, head: bytes, name: str) -> bool:
         """True when the file is of this format, judged by its first bytes and its name."""

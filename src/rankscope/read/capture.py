@@ -136,7 +136,9 @@ def _claim(found: Sequence[Source], options: Options) -> tuple[list[Claim], list
         if reader is None:
             rows.append(_file_row(named, "", "ignored", "is of no format that rankscope reads"))
         else:
-            claimed.append((named, reader))
+            # Logs of other tools have names of their own: the numbers in them are no ranks, and the rest is no host.
+            is_named = getattr(reader, "NAMES_TELL_RANK", True)
+            claimed.append((named if is_named else replace(named, rank=MISSING, host=""), reader))
     sources = add_folder_hosts([source for source, _ in claimed])
     modules = [cast(Any, reader).__name__ for _, reader in claimed]
     root = root_of(options.cache)
