@@ -42,6 +42,7 @@ def test_on_a_capture_of_dumps_every_rule_for_them_runs_and_the_others_say_why_n
         "no logs of torch.compile in this capture: record with TORCH_TRACE=FOLDER",
         "no stacks of threads in this capture: record with rankscope record, or with py-spy dump",
         "no manifest in this capture: it was not made by rankscope record",
+        "no metrics in this capture: record with rankscope record",
     }
 
 

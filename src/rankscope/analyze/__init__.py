@@ -46,6 +46,9 @@ RULE_MODULES = tuple(
         "compile.skew",
         "compile.stalls",
         "compile.perf_hints",
+        "training.losses",
+        "training.speed",
+        "training.growth",
         "link.rules",
         "collection",
     )
@@ -78,12 +81,13 @@ _WHY_ABSENT = {
     "compile_errors": "the text tells no error of the compiler",
     "log_lines": "no text of TORCH_LOGS in this capture",
     "thread_stacks": "no stacks of threads in this capture: record with `rankscope record`, or with py-spy dump",
+    "metrics": "no metrics in this capture: record with `rankscope record`",
     "manifests": "no manifest in this capture: it was not made by `rankscope record`",
 }
 _ALWAYS_LOGGED = {"compilations", "recompiles", "graph_breaks", "compile_errors", "cache_events", "guards"}
 _COMPILE_TABLES = {table.name for table in COMPILE_TABLES}
 _ABOUT_TIME = "SP"  # families of rules that do not look at steps which the observer slowed down
-_FAMILIES = "HXSPCLD"  # in which order what is equally severe is told: hangs first, holes in the data last
+_FAMILIES = "HXTSPCLD"  # in which order what is equally severe is told: hangs first, holes in the data last
 
 
 def run_rules(trace: Trace) -> tuple[list[Finding], list[Finding], list[Check]]:

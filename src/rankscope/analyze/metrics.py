@@ -40,6 +40,7 @@ METRIC_MODULES: tuple[ModuleType, ...] = tuple(
         "path.bubbles",
         "whatif.outcomes",
         "comm.late_causes",
+        "training.summary",
     )
 )
 

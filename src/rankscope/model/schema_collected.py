@@ -26,15 +26,34 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "metrics",
-        "Numbers that a rank told while it trained, one row per value.",
+        "Numbers that a rank recorded while it trained, or logged elsewhere, one row per value.",
         """
         file_id  int32    The file.
         rank     int32    Global rank.
         time_ns  int64    When it was told.
         step     int64    Training step, as the rank counts them.
-        name     text     step_time_s, steps_per_s, samples_per_s, host_memory_bytes, or the job's own name for it.
+        name     text     step_time_s, loss, tokens_per_s, host_memory_bytes, ..., or the job's own name for it.
         value    float64  The value.
         """,
+    ),
+    spec(
+        "metric_summary",
+        "Each metric of the job at a glance: one row per name and rank.",
+        """
+        name                   text     Name of the metric.
+        rank                   int32    Global rank; NULL where a log does not tell it.
+        n_values               int64    Values that were recorded.
+        first_step             int64    First training step with a value.
+        last_step              int64    Last one.
+        first_value            float64  The first value.
+        last_value             float64  The last value.
+        min_value              float64  The smallest that is a number.
+        median_value           float64  The median of those that are.
+        max_value              float64  The largest that is a number.
+        n_not_finite           int64    Values that are NaN or infinite.
+        first_not_finite_step  int64    First step with such a value.
+        """,
+        storage="derived",
     ),
     spec(
         "manifests",
