@@ -19,7 +19,7 @@ from rankscope.model.tables import Table, Text, Trace
 START_NS = 1_763_294_400_000_000_000
 MIB = 1 << 20
 NAN = float("nan")
-RULES_OF_TRAINING = ("T701", "T702", "P331", "P332")
+RULES_OF_TRAINING = ("S211", "S212", "P331", "P332")
 
 Values = Any  # as numpy takes them
 Told = Mapping[tuple[str, int], Values]  # (name, rank) -> one value per step, from step 1; None where nothing is told
@@ -82,7 +82,7 @@ def broken(values: Any, start: int, stop: int | None = None, value: float = NAN)
 def test_the_rank_whose_loss_went_first_is_named() -> None:
     """Its gradients reach all others in the next step."""
     finding = one({("loss", rank): broken(curve(rank), 119 if rank == 3 else 120) for rank in range(8)})
-    assert (finding.code, finding.ranks, finding.severity, finding.certainty) == ("T701", (3,), "error", "certain")
+    assert (finding.code, finding.ranks, finding.severity, finding.certainty) == ("S211", (3,), "error", "certain")
     assert finding.title == "loss of rank 3 is NaN at step 120, and stays so"
     assert finding.evidence.certain == (
         "the last number of rank 3 is at step 119",
@@ -143,7 +143,7 @@ def test_a_rank_that_leaves_the_curve_is_named(factor: float) -> None:
     told = {("loss", rank): curve(rank, 800) for rank in range(8)}
     told["loss", 5][400:] *= factor
     finding = one(told)
-    assert (finding.code, finding.ranks, finding.severity) == ("T702", (5,), "warning")
+    assert (finding.code, finding.ranks, finding.severity) == ("S212", (5,), "warning")
     assert 350 <= finding.evidence.facts["step"] <= 450
 
 

@@ -87,7 +87,7 @@ _WHY_ABSENT = {
 _ALWAYS_LOGGED = {"compilations", "recompiles", "graph_breaks", "compile_errors", "cache_events", "guards"}
 _COMPILE_TABLES = {table.name for table in COMPILE_TABLES}
 _ABOUT_TIME = "SP"  # families of rules that do not look at steps which the observer slowed down
-_FAMILIES = "HXTSPCLD"  # in which order what is equally severe is told: hangs first, holes in the data last
+_FAMILIES = "HXSPCLD"  # in which order what is equally severe is told: hangs first, holes in the data last
 
 
 def run_rules(trace: Trace) -> tuple[list[Finding], list[Finding], list[Check]]:

@@ -40,6 +40,7 @@ _RECORDED_BY = {
     "annotations": "torch.profiler.record_function around what is to be told apart",
     "comms": "a job with collectives; their sizes with record_shapes=True",
     "flows": "a backward pass in the recorded steps",
+    "metrics": "rankscope record, or logs of TensorBoard, Weights & Biases, CSV or JSON lines beside the traces",
 }
 _NO_MODULES = "no module was recorded: give torch.profiler with_stack=True, or wrap modules in record_function"
 
@@ -229,7 +230,7 @@ def _measure(args: Namespace, name: str, chosen: str) -> Iterator[str]:
     if absent:
         raise InputError(f"{name} cannot be measured here: no {absent[0]} in this capture", _missing_hint(absent))
     table = metric.compute(trace, selection)
-    heading = f"{name} of {_extent(trace, selection)}"
+    heading = f"{name} of {_extent(trace, selection, metric)}"
     notes = [*_notes(trace, metric, table, selection), *_left_out(whole, trace)]
     return _rows(table, [heading], notes, args, chosen, _first_ns(trace))
 
@@ -309,15 +310,30 @@ def _ranks_and_steps(trace: Trace, selection: Selection) -> tuple[set[int], set[
     return ranks, steps
 
 
-def _extent(trace: Trace, selection: Selection) -> str:
+def _extent(trace: Trace, selection: Selection, metric: Metric | None = None) -> str:
     """Which ranks and steps the answer is about."""
     from rankscope.model.finding import format_ranks, ranks_phrase
 
+    if metric is not None and metric.needs == ("metrics",):
+        return _extent_of_log(trace, selection)
     ranks, steps = _ranks_and_steps(trace, selection)
     who = ranks_phrase(ranks) if ranks else "no rank"
     if steps:
         return f"{who}, {'step' if len(steps) == 1 else 'steps'} {format_ranks(steps, 6)}"
     return f"{who}, all that was recorded" if selection.steps is None else f"{who}, no step"
+
+
+def _extent_of_log(trace: Trace, selection: Selection) -> str:
+    """As above, of what was recorded while the job trained: step by step, so only their range is told."""
+    from rankscope.model.finding import ranks_phrase
+
+    table = trace.table("metrics")
+    ranks = {rank for rank in table.array("rank").tolist() if rank >= 0}
+    ranks &= ranks if selection.ranks is None else set(selection.ranks)
+    steps = table.array("step") if selection.steps is None else selection.steps
+    known = [step for step in steps if step >= 0]
+    who = ranks_phrase(ranks) if ranks else "a log that tells no rank" if selection.ranks is None else "no rank"
+    return f"{who}, steps {min(known):,} to {max(known):,}" if known else f"{who}, all that was recorded"
 
 
 def _notes(trace: Trace, metric: Metric, table: Table, selection: Selection) -> list[str]:

@@ -1,4 +1,4 @@
-"""T701: a loss that is no number any more. T702: the loss of one rank that parts from those of its peers."""
+"""S211: a loss that is no number any more. S212: the loss of one rank that parts from those of its peers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Onset(NamedTuple):
     n_bad: int
 
 
-@rule("T701", "loss-not-finite", needs=("metrics",))
+@rule("S211", "loss-not-finite", needs=("metrics",))
 def loss_not_finite(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """The training loss becomes NaN or infinite and stays so.
 
@@ -104,7 +104,7 @@ def _broken(name: str, onsets: Sequence[_Onset], members: Sequence[Series], more
     if never & ranks:
         told.append(f"{ranks_phrase(never & ranks)} still had numbers afterwards")
     return Finding(
-        code="T701",
+        code="S211",
         rule="loss-not-finite",
         severity="error" if is_lasting else "warning",
         certainty="certain",
@@ -128,7 +128,7 @@ def _named(onset: _Onset) -> str:
     return f"rank {onset.rank}" if onset.rank != MISSING else "the log"
 
 
-@rule("T702", "loss-apart", needs=("metrics",))
+@rule("S212", "loss-apart", needs=("metrics",))
 def loss_apart(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """The loss of one rank, at first like those of its peers, rises away from them and stays there.
 
@@ -154,7 +154,7 @@ def loss_apart(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         onset = _first_apart(losses, place)
         peers = float(np.nanmedian(np.delete(losses[:, -1], place)))
         yield Finding(
-            code="T702",
+            code="S212",
             rule="loss-apart",
             severity="warning",
             certainty="likely",

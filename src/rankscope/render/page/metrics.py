@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.model.finding import count_noun, ranks_phrase
-from rankscope.model.tables import Array
+from rankscope.model.tables import MISSING, Array
 from rankscope.render.html import text
 from rankscope.render.listing import Column, cell, row
 from rankscope.render.page.chart_scale import PLAIN, Unit, number_text, size_unit, time_unit
@@ -80,10 +80,19 @@ def _not_numbers(series: Series) -> str:
     broken = series.broken
     assert broken is not None
     where = f"step {broken.step:,}" if series.has_steps else f"its value {broken.step + 1:,}"
-    return (
-        f"{shortened(series.name, _MAX_NAME)} is {number_text(broken.value)} at {where} on {ranks_phrase(broken.ranks)}"
-        + (f", the first of {broken.n:,} such values." if broken.n > 1 else ".")
+    return f"{shortened(series.name, _MAX_NAME)} is {number_text(broken.value)} at {where}{_on(broken.ranks)}" + (
+        f", the first of {broken.n:,} such values." if broken.n > 1 else "."
     )
+
+
+def _on(ranks: Sequence[int]) -> str:
+    told = [rank for rank in ranks if rank != MISSING]
+    return f" on {ranks_phrase(told)}" if told else ""
+
+
+def rank_label(rank: int) -> str:
+    """Logs of other tools seldom say which rank wrote them."""
+    return f"rank {rank}" if rank != MISSING else "rank not recorded"
 
 
 # Charts
@@ -121,6 +130,9 @@ def unit_of(series: Series) -> Unit:
     largest = float(np.abs(finite).max()) if finite.size else 0.0
     if series.name.endswith("_bytes"):
         return size_unit(largest)
+    if series.name.endswith("_bytes_per_s"):
+        size = size_unit(largest)
+        return size._replace(name=f"{size.name}/s")
     if series.name.endswith("_s") and not series.name.endswith("_per_s"):
         return time_unit(largest * _TO_NS)
     return PLAIN
@@ -130,7 +142,9 @@ def _few(series: Series) -> _Drawn:
     joined = series.n_joined > 1
     drawn = [
         # Ranks tell some numbers now and then, each at steps of its own. What is no number does interrupt a line.
-        Line(f"rank {rank}", series.high[place], f"s{place}", series.low[place] if joined else None, not series.broken)
+        Line(
+            rank_label(rank), series.high[place], f"s{place}", series.low[place] if joined else None, not series.broken
+        )
         for place, rank in enumerate(series.ranks.tolist())
     ]
     legend = [Key(f"key s{place}", text(line.label)) for place, line in enumerate(drawn)] if len(drawn) > 1 else []
@@ -143,9 +157,11 @@ def _many(series: Series) -> _Drawn:
     low, high = _quantiles(series.low, (0.0,))[0], _quantiles(series.high, (1.0,))[0]
     odd = odd_ranks(values)
     drawn = [Line("median rank", middle, "middle")]
-    drawn += [Line(f"rank {series.ranks[place]}", values[place], f"s{1 + number}") for number, place in enumerate(odd)]
+    drawn += [
+        Line(rank_label(series.ranks[place]), values[place], f"s{1 + number}") for number, place in enumerate(odd)
+    ]
     legend = [Key("key middle", "median rank"), Key("band-key", "10 to 90 % of the ranks, and all")]
-    legend += [Key(f"key s{1 + number}", f"rank {series.ranks[place]}") for number, place in enumerate(odd)]
+    legend += [Key(f"key s{1 + number}", rank_label(series.ranks[place])) for number, place in enumerate(odd)]
     return _Drawn(drawn, (Band(low, high, "outer"), Band(tenth, ninetieth, "inner")), legend)
 
 
@@ -224,7 +240,7 @@ def _worst(contents: Contents, found: Sequence[Series]) -> str:
         row(
             [
                 cell(text(shortened(name, _MAX_NAME))),
-                cell(f"{rank}", rank),
+                cell(f"{rank}" if rank != MISSING else "", rank),
                 cell(f"{step:,}", step),
                 cell(text(unit.text(value)), value),
                 cell(text(unit.text(middle)), middle),

@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.model.tables import MISSING, Array, Trace
 
 # What rankscope itself records comes first; the job's own numbers follow by name.
-_FIRST = ("step_time_s", "samples_per_s", "steps_per_s")
+_FIRST = ("step_time_s", "samples_per_s", "tokens_per_s", "steps_per_s", "loss", "grad_norm", "learning_rate")
 
 
 class Broken(NamedTuple):
