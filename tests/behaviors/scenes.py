@@ -11,6 +11,8 @@ from pathlib import Path
 from behaviors.compile_scenes import COMPILE_SCENES
 from behaviors.dump_scenes import DUMP_SCENES
 from demo_captures import demo
+from read.collected_files import START_NS
+from read.metric_files import csv_log, json_log, tfevents, wandb_history, wandb_log
 
 Builder = Callable[[Path], object]
 
@@ -48,6 +50,31 @@ def _infer(script: Path) -> None:
     script.write_text(INFERENCE_SCRIPT)
 
 
+def _numbers(folder: Path) -> None:
+    """Four ranks that slow down, as the loader of one does, until the loss of another is none."""
+    folder.mkdir()
+    for rank in range(4):
+        lines: list[dict[str, object]] = [{"schema": "rankscope.metrics/1", "rank": rank}]
+        for step in range(1, 401):
+            wait = 0.01 + (0.4 if step > 150 and rank == 1 else 0.0)
+            loss = float("nan") if step >= 200 + (rank != 2) else 2 / step
+            told = {"step_time_s": 0.5 + (0.4 if step > 150 else 0.0), "loader_wait_s": wait, "loss": loss}
+            at = {"time_ns": START_NS + step * 10**9, "step": step}
+            lines += [{**at, "name": name, "value": value} for name, value in told.items()]
+        (folder / f"metrics_{rank}.jsonl").write_text(json_log(lines))
+
+
+def _logged(folder: Path) -> None:
+    """What a job logs by itself, in four forms."""
+    folder.mkdir()
+    values = [(step, {"train/loss": 1 / (step + 1)}) for step in range(30)]
+    rows = [{"step": step, **told} for step, told in values]
+    (folder / "events.out.tfevents.1763294400.gpu-1.4711.0").write_bytes(tfevents(values))
+    (folder / "run-abc.wandb").write_bytes(wandb_log([wandb_history(step, told) for step, told in values]))
+    (folder / "metrics.csv").write_text(csv_log(rows))
+    (folder / "log.jsonl").write_text(json_log(rows))
+
+
 SCENES: dict[str, Builder] = {
     "hung": _hung,
     "healthy": _healthy,
@@ -58,6 +85,8 @@ SCENES: dict[str, Builder] = {
     **COMPILE_SCENES,
     **DUMP_SCENES,
     "infer.py": _infer,
+    "numbers": _numbers,
+    "logged": _logged,
 }
 
 TRAINING_SCRIPT = """

@@ -44,6 +44,7 @@ def test_counters_become_rates(tmp_path: Path) -> None:
     (system / "class/net/eth0/device").mkdir(parents=True)
     write(system, {"class/infiniband/mlx5_0/ports/1/counters/port_rcv_data": "1000\n"})
     machine = Machine(proc, system)
+    assert dict(machine.memory())["host_memory_bytes"] % 3 == 0
     first = dict(machine.sample(0))
     assert first["host_memory_available_bytes"] == 2 << 20
     assert not any(name.endswith("_per_s") for name in first)
@@ -104,7 +105,7 @@ class Nvml:
 def sampled(monkeypatch: pytest.MonkeyPatch, sampler: DeviceSampler) -> dict[str, float]:
     cuda = SimpleNamespace(memory_allocated=lambda number: 10 + number, max_memory_allocated=lambda number: 20)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    return dict(sampler.sample())
+    return {**dict(sampler.memory()), **dict(sampler.sample())}
 
 
 def test_nvml_tells_of_the_device_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:

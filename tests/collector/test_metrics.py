@@ -56,7 +56,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def values(folder: Path, name: str) -> list[tuple[int, float | None]]:
-    return [(line["step"], line["value"]) for line in lines(folder)[1:] if line["name"] == name]
+    return [(line["step"], line["value"]) for line in lines(folder)[1:] if line.get("name") == name]
 
 
 def problems(run: Run) -> str:
@@ -118,6 +118,24 @@ def test_what_is_no_number_stays_standard_json_and_comes_back(clock: Clock, tmp_
 def read_back(trace: Trace, name: str) -> list[float]:
     table = trace.tables["metrics"]
     return [float(value) for value in table.array("value")[table.text("name").equals(name)]]
+
+
+def test_after_many_steps_only_some_are_kept_but_no_nan_is_missed(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_N_STEPS_KEPT", 3)
+    run, part = begun(tmp_path)
+    for step in range(1, 101):
+        clock.go_on(0.01)
+        loss = math.nan if step >= 50 else 1.0
+        monkeypatch.setattr(part._training, "take", lambda number, loss=loss: {"loss": loss, "learning_rate": 0.1})
+        run.step()
+    run.finish()
+    assert len(values(tmp_path, "step_time_s")) == 99
+    told = [(line["step"], line["values"]) for line in lines(tmp_path)[1:] if "loss" in line.get("values", ())]
+    assert [step for step, _ in told[:3]] == [2, 3, 8]
+    assert [step for step, each in told if each["loss"] is None][:2] == [50, 55]
+    assert [step for step, each in told if "learning_rate" in each] == [2]
 
 
 class OnDevice:

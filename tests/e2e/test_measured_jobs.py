@@ -22,10 +22,11 @@ class Measured:
         self.folder = folder
         self.known: dict[str, list[float]] = json.loads(printed.splitlines()[-1])
         lines = (folder / "metrics_0.jsonl").read_text().splitlines()[1:]
-        self._rows: list[dict[str, Any]] = list(map(json.loads, lines))
+        rows = [json.loads(line) for line in lines]
+        self._values = [(row["step"], row.get("values") or {row["name"]: row["value"]}) for row in rows]
 
     def by_step(self, name: str) -> dict[int, float]:
-        return {row["step"]: row["value"] for row in self._rows if row["name"] == name}
+        return {step: values[name] for step, values in self._values if name in values}
 
     def check(self, name: str) -> None:
         """The first step ends before anything is measured from its beginning."""

@@ -65,6 +65,16 @@ def test_a_bad_line_costs_only_itself(bad: str, tmp_path: Path) -> None:
     assert problem(tables) == ("damaged", "has 1 lines that are no metrics")
 
 
+def test_values_of_one_moment_share_a_line(tmp_path: Path) -> None:
+    text = HEADER + '{"time_ns":7,"step":2,"values":{"loss":0.5,"gc_time_s":null}}\n{"step":1,"values":{}}\n'
+    tables = read_text(tmp_path, text)
+    first, second = tables["metrics"].rows()
+    assert (first["name"], first["value"], first["step"], first["time_ns"]) == ("loss", 0.5, 2, 7)
+    assert (second["name"], second["step"]) == ("gc_time_s", 2)
+    assert math.isnan(second["value"])
+    assert problem(tables) == ("damaged", "has 1 lines that are no metrics")
+
+
 def test_a_cut_line_is_told(tmp_path: Path) -> None:
     tables = read_text(tmp_path, (HEADER + line() + line(step=2))[:-4])
     assert tables["metrics"].array("step").tolist() == [1]

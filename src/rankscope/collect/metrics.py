@@ -10,6 +10,7 @@ import time
 from typing import Any, BinaryIO
 
 from rankscope.collect.measures.device import DeviceSampler, current_device
+from rankscope.collect.measures.learning import RATE as LEARNING_RATE
 from rankscope.collect.measures.machine import Machine
 from rankscope.collect.measures.training import Training
 from rankscope.collect.part import Part
@@ -18,13 +19,15 @@ from rankscope.collect.run import Run
 SCHEMA = "rankscope.metrics/1"
 _FLUSH_SECONDS = 2.0
 _SAMPLE_SECONDS = 1.0
+_MORE_SECONDS = 5.0  # between two samples of the rest: what is left of memory, traffic, how busy the device is
 _MAX_WAITING = 200_000  # rows between two flushes; more come only from a loop that tells numbers without any work
 _MAX_BYTES = 256 << 20
 # After so many steps the numbers of a step are kept this often: a loop of 1,000 steps a second would fill the disk.
 _N_STEPS_KEPT = 1000
 _SECONDS_BETWEEN_KEPT = 0.05
 
-_Row = tuple[int, int, str, float]  # time, step, name, value
+# Time, step, and a value with its name; or several values that belong together, which take less space so.
+_Row = tuple[int, int, str | dict[str, float], float]
 
 
 class Metrics(Part):
@@ -41,7 +44,8 @@ class Metrics(Part):
         self._step_ended_ns: int | None = None  # on the monotonic clock
         self._sampled_ns, self._n_steps_sampled = time.monotonic_ns(), run.n_steps
         self._flushed_ns = self._sampled_ns
-        self._kept_ns = 0
+        self._kept_ns = self._more_ns = 0
+        self._rate = math.nan
         self._is_finite = True  # as was all that the last step told
         self._training = Training()
         self._machine = Machine()
@@ -86,19 +90,20 @@ class Metrics(Part):
     def _add_step(self, told: dict[str, float], now: int, before: int) -> None:
         number, seconds = self.run.n_steps, (now - before) / 1e9
         self._add("step_time_s", seconds, number)
-        samples, tokens = told.pop("samples", None), told.pop("tokens", None)
-        if self.run.n_samples is not None:  # the job knows best
-            samples = self.run.n_samples
+        counts = {f"{name}_per_s": told.pop(name, None) for name in ("samples", "tokens")}
         if seconds > 0:
-            told |= {
-                f"{name}_per_s": count / seconds for name, count in (("samples", samples), ("tokens", tokens)) if count
-            }
+            told |= {name: count / seconds for name, count in counts.items() if count}
+            if self.run.n_samples is not None:  # the job knows best
+                told.pop("samples_per_s", None)
+                self._add("samples_per_s", self.run.n_samples / seconds, number)
         is_finite = all(map(math.isfinite, told.values()))
         is_due = number <= _N_STEPS_KEPT or now - self._kept_ns >= _SECONDS_BETWEEN_KEPT * 1e9
         if is_due or is_finite != self._is_finite:
             self._kept_ns, self._is_finite = now, is_finite
-            for name, value in told.items():
-                self._add(name, value, number)
+            if told.get(LEARNING_RATE) == self._rate:
+                del told[LEARNING_RATE]  # it was written when it changed
+            self._rate = told.get(LEARNING_RATE, self._rate)
+            self._add_all(told, number)
 
     def tell(self, name: str, value: Any, step: int) -> None:
         """A number of the job's own, in the job's thread."""
@@ -133,7 +138,7 @@ class Metrics(Part):
         self._training.remove()
         for name, step, value in self._training.arrived():
             self._add(name, value, step)
-        self._sample(time.monotonic_ns())
+        self._sample(time.monotonic_ns(), is_last=True)
         self._flush()
         if self._device is not None:
             self._device.close()
@@ -148,15 +153,24 @@ class Metrics(Part):
         else:
             self.run.problem(self.NAME, f"more than {_MAX_WAITING:,} numbers came at once: some were left out")
 
-    def _sample(self, now: int) -> None:
+    def _add_all(self, values: dict[str, float], step: int) -> None:
+        if values and len(self._waiting) < _MAX_WAITING:
+            self._waiting.append((time.time_ns(), step, values, 0.0))
+
+    def _sample(self, now: int, is_last: bool = False) -> None:
         step = self.run.n_steps
         if step > self._n_steps_sampled:
             self._add("steps_per_s", (step - self._n_steps_sampled) * 1e9 / (now - self._sampled_ns), step)
         self._sampled_ns, self._n_steps_sampled = now, step
-        for name, value in self._machine.sample(now):
+        for name, value in self._machine.memory():
             self._add(name, value, step)
-        for name, value in self._device.sample() if self._device is not None else ():
+        for name, value in self._device.memory() if self._device is not None else ():
             self._add(name, value, step)
+        if now - self._more_ns >= _MORE_SECONDS * 1e9 or is_last:
+            self._more_ns = now
+            more = dict(self._machine.sample(now))
+            more |= dict(self._device.sample()) if self._device is not None else {}
+            self._add_all(more, step)
 
     def _flush(self) -> None:
         rows = self._waiting[:]
@@ -189,6 +203,9 @@ class Metrics(Part):
 
 def _line(row: _Row) -> str:
     at, step, name, value = row
+    if isinstance(name, dict):
+        values = ",".join(f"{json.dumps(each)}:{_short(number)}" for each, number in name.items())
+        return f'{{"time_ns":{at},"step":{step},"values":{{{values}}}}}\n'
     return f'{{"time_ns":{at},"step":{step},"name":{json.dumps(name)},"value":{_json(value)}}}\n'
 
 
@@ -197,6 +214,11 @@ def _json(value: float) -> str:
     if math.isfinite(value):
         return repr(value)
     return "null" if math.isnan(value) else "1e999" if value > 0 else "-1e999"
+
+
+def _short(value: float) -> str:
+    """What we measure is no finer than this, and most of it was a float of 32 bits."""
+    return f"{value:.9g}" if math.isfinite(value) and abs(value) < 1e9 else _json(value)
 
 
 def _number(value: Any) -> float | None:

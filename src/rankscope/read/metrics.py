@@ -32,8 +32,11 @@ class _Header(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    name: str
+    """One value with its name, or several of one moment."""
+
+    name: str = ""
     value: float | None = None
+    values: dict[str, float | None] | None = None
     time_ns: _Whole = MISSING
     step: _Whole = MISSING
 
@@ -62,11 +65,13 @@ def read(source: Source) -> Iterator[Table]:
     content = b"".join(chunks)
     whole, _, rest = content.rpartition(b"\n")
     lines, n_bad = _lines(whole)
+    told = [line for line in lines if line.name or line.values]
+    n_bad += len(lines) - len(told)
     if rest and not problem:
         problem = "ends in the middle of a line"
     if n_bad and not problem:
         problem = f"has {n_bad:,} lines that are no metrics"
-    yield _table(source, rank, lines)
+    yield _table(source, rank, [each for line in told for each in _single(line)])
     row = {**source.file_columns(), "source": NAME, "rank": rank, "host": "", "status": "read"}
     if problem:
         row.update(status="damaged", problem=problem, hint=_CUT_HINT)
@@ -101,6 +106,14 @@ def _line(content: bytes) -> _Line | None:
         return msgspec.convert(json.loads(content), _Line)
     except (ValueError, RecursionError, msgspec.ValidationError):
         return None
+
+
+def _single(line: _Line) -> Iterator[_Line]:
+    if line.values is None:
+        yield line
+        return
+    for name, value in line.values.items():
+        yield _Line(name, value, None, line.time_ns, line.step)
 
 
 def _table(source: Source, rank: int, lines: list[_Line]) -> Table:

@@ -1,6 +1,6 @@
 """Memory of the rank's accelerator, and how busy it is, as its driver tells: NVML, or the kernel's files of ROCm.
 
-Asked in the collector's thread, once a second; no call of these waits for work on the device.
+Asked in the collector's thread, now and then; no call of these waits for work on the device.
 """
 
 from __future__ import annotations
@@ -45,10 +45,14 @@ class DeviceSampler:
         self._folder = pci / device.pci if device.pci else None
         self._nvml = _Nvml.of(device, load)
 
-    def sample(self) -> Numbers:
+    def memory(self) -> Numbers:
+        """As torch's own allocator counts it."""
         cuda = sys.modules["torch"].cuda
         yield "device_memory_bytes", cuda.memory_allocated(self._device.number)
         yield "device_memory_peak_bytes", cuda.max_memory_allocated(self._device.number)
+
+    def sample(self) -> Numbers:
+        """As the driver tells it."""
         yield from self._nvml.sample() if self._nvml is not None else self._rocm()
 
     def close(self) -> None:

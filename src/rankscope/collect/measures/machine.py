@@ -1,6 +1,6 @@
 """Memory of the process and its host, and bytes that went over disk and network, from the kernel's own counters.
 
-Read in the collector's thread, once a second. What a system does not tell is left out.
+Read in the collector's thread, now and then. What a system does not tell is left out.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Machine:
         self._counted_ns = 0
         self._interfaces: frozenset[str] | None = None
 
-    def sample(self, now_ns: int) -> Numbers:
-        yield from self._memory()
-        yield from self._rates(now_ns)
-
-    def _memory(self) -> Numbers:
+    def memory(self) -> Numbers:
         words = _text(self._proc / "self/statm").split()
         if len(words) > 1:
             yield "host_memory_bytes", int(words[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def sample(self, now_ns: int) -> Numbers:
+        """What is left of the host's memory, and the traffic since the last sample."""
         available = _available(self._proc, self._sys)
         if available is not None:
             yield "host_memory_available_bytes", available
+        yield from self._rates(now_ns)
 
     def _rates(self, now_ns: int) -> Numbers:
         counted = dict(self._counters())
