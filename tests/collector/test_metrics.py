@@ -138,6 +138,22 @@ def test_after_many_steps_only_some_are_kept_but_no_nan_is_missed(
     assert [step for step, each in told if "learning_rate" in each] == [2]
 
 
+def test_what_the_job_tells_itself_is_not_measured_as_well(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, part = begun(tmp_path)
+    monkeypatch.setattr(part._training, "take", lambda number: {"loss": 2.0, "grad_norm": 3.0})
+    for step in (1, 2, 3):
+        clock.go_on(0.5)
+        if step == 3:
+            part.tell("loss", 0.25, step)
+        run.step()
+    run.finish()
+    told = [(line["step"], line["values"]) for line in lines(tmp_path)[1:] if "grad_norm" in line.get("values", ())]
+    assert told == [(2, {"loss": 2, "grad_norm": 3}), (3, {"grad_norm": 3})]
+    assert values(tmp_path, "loss") == [(3, 0.25)]
+
+
 class OnDevice:
     """As a tensor of an accelerator: to read it is to wait."""
 

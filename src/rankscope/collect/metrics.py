@@ -22,6 +22,7 @@ _SAMPLE_SECONDS = 1.0
 _MORE_SECONDS = 5.0  # between two samples of the rest: what is left of memory, traffic, how busy the device is
 _MAX_WAITING = 200_000  # rows between two flushes; more come only from a loop that tells numbers without any work
 _MAX_BYTES = 256 << 20
+_MAX_NAMES = 1000
 # After so many steps the numbers of a step are kept this often: a loop of 1,000 steps a second would fill the disk.
 _N_STEPS_KEPT = 1000
 _SECONDS_BETWEEN_KEPT = 0.05
@@ -46,6 +47,7 @@ class Metrics(Part):
         self._flushed_ns = self._sampled_ns
         self._kept_ns = self._more_ns = 0
         self._rate = math.nan
+        self._by_job: set[str] = set()  # what the job tells itself is not measured, too
         self._is_finite = True  # as was all that the last step told
         self._training = Training()
         self._machine = Machine()
@@ -77,11 +79,15 @@ class Metrics(Part):
                 self._begin_device()
             else:
                 self._add_step(told, now, before)
-            for name, of_step, value in self._training.arrived():
-                self._add(name, value, of_step)
-        except BaseException:
+            self._add_arrived()
+        except Exception:
             self._training.remove()
             raise
+
+    def _add_arrived(self) -> None:
+        for name, step, value in self._training.arrived():
+            if name not in self._by_job:
+                self._add(name, value, step)
 
     def _begin_device(self) -> None:
         device = current_device()
@@ -96,6 +102,7 @@ class Metrics(Part):
             if self.run.n_samples is not None:  # the job knows best
                 told.pop("samples_per_s", None)
                 self._add("samples_per_s", self.run.n_samples / seconds, number)
+        told = {name: value for name, value in told.items() if name not in self._by_job}
         is_finite = all(map(math.isfinite, told.values()))
         is_due = number <= _N_STEPS_KEPT or now - self._kept_ns >= _SECONDS_BETWEEN_KEPT * 1e9
         if is_due or is_finite != self._is_finite:
@@ -116,6 +123,8 @@ class Metrics(Part):
                 "give a number, or a tensor of one element on the CPU: reading one from a device would wait for it",
             )
             return
+        if len(self._by_job) < _MAX_NAMES:
+            self._by_job.add(str(name))
         self._add(str(name), number, int(step))
 
     def leave_out(self, nanoseconds: int) -> None:
@@ -136,8 +145,7 @@ class Metrics(Part):
 
     def close(self) -> None:
         self._training.remove()
-        for name, step, value in self._training.arrived():
-            self._add(name, value, step)
+        self._add_arrived()
         self._sample(time.monotonic_ns(), is_last=True)
         self._flush()
         if self._device is not None:
