@@ -16,7 +16,7 @@ _TIME_UNITS = ((10**3, "us"), (10**6, "ms"), (10**9, "s"))
 _SIZE_UNITS = ((1, "B"), (2**10, "KiB"), (2**20, "MiB"), (2**30, "GiB"))
 _LONG_TEXT = 40
 _LARGEST_SHOWN = 10_000  # beyond that many of a unit the next one is used
-_SMALLEST_FIXED = 0.0005
+_SMALLEST_FIXED, _LARGEST_FIXED = 0.0005, 1e9
 
 
 def plain_rows(table: Table) -> Iterator[tuple[Any, ...]]:
@@ -93,6 +93,7 @@ def _cell(value: Any) -> str:
         return _ABSENT
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float):  # a learning rate is no zero
-        return f"{value:.3g}" if 0 < abs(value) < _SMALLEST_FIXED else f"{value:.3f}"
+    if isinstance(value, float):  # a learning rate is no zero, and bytes have no thousandths
+        is_large = abs(value) >= _LARGEST_FIXED
+        return f"{value:.3g}" if 0 < abs(value) < _SMALLEST_FIXED else f"{value:.{0 if is_large else 3}f}"
     return str(value)
