@@ -186,6 +186,14 @@ def format_duration(nanoseconds: int) -> str:
     return f"{seconds * 1e6:.0f} us"
 
 
+def format_size(n_bytes: float) -> str:
+    """For people: 3.2 GiB, 41.0 KiB."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.1f} {unit}"
+    return f"{n_bytes:.0f} bytes"
+
+
 def ranks_phrase(ranks: tuple[int, ...] | list[int] | set[int], limit: int = 6) -> str:
     """`rank 3`, `ranks 1,2`, `512 ranks (0-511)`."""
     if len(ranks) == 1:

@@ -37,6 +37,21 @@ def test_few_ranks_are_lines_each() -> None:
     assert contents.remarks == []
 
 
+def test_a_log_that_does_not_tell_its_rank_is_drawn_without_one() -> None:
+    trace = measured("loss", np.full((2, 3), np.nan))
+    table = trace.table("metrics")
+    trace.tables["metrics"] = table.replaced({"rank": np.where(table.array("rank") == 1, -1, 0).astype(np.int32)})
+    body, _ = shown(trace)
+    assert ">rank not recorded</span>" in body
+    assert "rank -1" not in body
+    assert "at step 0 on rank 0, the first of 6" in body
+
+
+def test_traffic_is_shown_in_bytes_per_second() -> None:
+    body, _ = shown(measured("network_sent_bytes_per_s", np.full((2, 3), 5.0 * (1 << 20))))
+    assert re.search(r"rank 0: 5(\.\d+)? \w*B/s", body)
+
+
 def test_more_ranks_are_a_median_with_bands_and_the_odd_ones() -> None:
     values = noisy(64, 20)
     values[41] += 2

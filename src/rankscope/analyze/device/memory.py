@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.analyze.metric import Selection, metric
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.database import database, table_from_query
-from rankscope.model.finding import Evidence, Finding, Severity, ranks_phrase
+from rankscope.model.finding import Evidence, Finding, Severity, format_size, ranks_phrase
 from rankscope.model.tables import MISSING, Table, Trace
 
 _MIN_STEPS = 4  # whose ends are compared: three growths in a row are a habit, two may be chance
@@ -133,14 +133,15 @@ def _finding(trace: Trace, growing: list[dict[str, Any]]) -> Finding:
         rule="memory-growing",
         severity=severity,
         certainty="likely",
-        title=f"{ranks_phrase(ranks)} {'uses' if len(ranks) == 1 else 'use'} {_size(worst['growth_bytes'])} more "
+        title=f"{ranks_phrase(ranks)} {'uses' if len(ranks) == 1 else 'use'} {format_size(worst['growth_bytes'])} more "
         f"memory of {where} in every step{end}",
         ranks=ranks,
         evidence=Evidence(
             certain=(
-                f"rank {worst['rank']}: {_size(worst['first_bytes'])} in use at the end of the first step compared, "
-                f"{_size(worst['last_bytes'])} at the end of the last, more in each of {worst['n_steps']} steps",
-                f"peak {_size(worst['peak_bytes'])} in {worst['peak_op'] or 'no operator'}",
+                f"rank {worst['rank']}: {format_size(worst['first_bytes'])} in use at the end of the first step "
+                f"compared, {format_size(worst['last_bytes'])} at the end of the last, "
+                f"more in each of {worst['n_steps']} steps",
+                f"peak {format_size(worst['peak_bytes'])} in {worst['peak_op'] or 'no operator'}",
             ),
             facts={
                 "growth_bytes": worst["growth_bytes"],
@@ -168,10 +169,3 @@ def _steps_left(trace: Trace, row: dict[str, Any]) -> int | None:
     if n_bytes is None or row["device"] == MISSING:
         return None
     return max(0, int((n_bytes - row["peak_bytes"]) // row["growth_bytes"]))
-
-
-def _size(n_bytes: int) -> str:
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if n_bytes >= scale:
-            return f"{n_bytes / scale:.1f} {unit}"
-    return f"{n_bytes} bytes"

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.analyze.training.series import Series, blocks, by_rank
-from rankscope.model.finding import Evidence, Finding, Severity, format_duration, ranks_phrase
+from rankscope.model.finding import Evidence, Finding, Severity, format_duration, format_size, ranks_phrase
 from rankscope.model.tables import Array, Trace
 
 _HOST, _DEVICE = "host_memory_bytes", "device_memory_bytes"
@@ -119,12 +119,12 @@ def _finding(growing: list[_Growth], where: str) -> Finding:
         rule="memory-climbing",
         severity=severity,
         certainty="likely",
-        title=f"{ranks_phrase(ranks)} {verb} {_size(worst.per_s * 60)} more {where} memory every minute{end}",
+        title=f"{ranks_phrase(ranks)} {verb} {format_size(worst.per_s * 60)} more {where} memory every minute{end}",
         ranks=ranks,
         evidence=Evidence(
             certain=(
-                f"rank {worst.rank}: {_size(worst.first)} after the first quarter of the run, {_size(worst.last)} at "
-                "its end, at the end as steeply as before",
+                f"rank {worst.rank}: {format_size(worst.first)} after the first quarter of the run, "
+                f"{format_size(worst.last)} at its end, at the end as steeply as before",
             ),
             facts={
                 "metric": _HOST if where == "host" else _DEVICE,
@@ -141,10 +141,3 @@ def _finding(growing: list[_Growth], where: str) -> Finding:
 
 def _time(seconds: float) -> str:
     return format_duration(round(seconds * 1e9))
-
-
-def _size(n_bytes: float) -> str:
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if n_bytes >= scale:
-            return f"{n_bytes / scale:.1f} {unit}"
-    return f"{n_bytes:.0f} bytes"
