@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-from rankscope.collect.compiling import has_compiled, skip_frame, leave_out_of_compiling
+from rankscope.collect.compiling import has_compiled, leave_out_of_compiling, skip_frame
 from rankscope.collect.profile.periods import Periods
 
 OPTIMIZER, BACKWARD, FORWARD, LOADER, COLLECTIVES = "optimizer", "backward", "forward", "loader", "collectives"
