@@ -41,6 +41,7 @@ def collection_incomplete(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: a process that is killed tells nothing any more: what it lacks is told only as far as its last
     manifest went.
     """
+    too_short = _without_recordable_steps(trace)
     by_problem: dict[Problem, set[int]] = defaultdict(set)
     for row in trace.table("collection_problems").rows():
         by_problem[row["what"], row["problem"], row["hint"]].add(row["rank"])
@@ -51,11 +52,12 @@ def collection_incomplete(trace: Trace) -> Iterator[Finding | Effect]:
     rest = len(ordered) - _MAX_FINDINGS
     for (what, text, hint), ranks in ordered[:_MAX_FINDINGS]:
         is_absent = any(_is_absent(what, written[rank]) for rank in ranks)
+        is_failure = is_absent and not (what == "profiling" and ranks <= too_short)
         whose = ranks_phrase(ranks) if what == _RANK else f"{what} of {ranks_phrase(ranks)}"
         yield Finding(
             code="D909",
             rule="collection-incomplete",
-            severity="warning" if is_absent or what == _RANK else "info",
+            severity="warning" if is_failure or what == _RANK else "info",
             certainty="certain",
             title=f"{whose}{' is missing' if is_absent else ''}: {text}",
             ranks=tuple(sorted(ranks)),
@@ -65,6 +67,17 @@ def collection_incomplete(trace: Trace) -> Iterator[Finding | Effect]:
             ),
             help=hint or "record again if that part matters; the other parts are there",
         )
+
+
+def _without_recordable_steps(trace: Trace) -> set[int]:
+    """Ranks whose job was over before the first step that was to be profiled: nothing failed there."""
+    found = set()
+    for row in trace.table("manifests").rows():
+        asked = _asked(row["asked"])
+        n_before = sum(n for name in ("wait", "warmup") if isinstance(n := asked.get(name), int))
+        if 0 <= row["n_steps"] <= n_before:
+            found.add(row["rank"])
+    return found
 
 
 def _is_absent(what: str, written: set[str]) -> bool:

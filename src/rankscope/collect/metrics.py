@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -26,6 +27,8 @@ _MAX_NAMES = 1000
 # After so many steps the numbers of a step are kept this often: a loop of 1,000 steps a second would fill the disk.
 _N_STEPS_KEPT = 1000
 _SECONDS_BETWEEN_KEPT = 0.05
+_THREADS = "/proc/self/task"
+_MAX_THREADS = 256  # looked at once a second
 
 # Time, step, and a value with its name; or several values that belong together, which take less space so.
 _Row = tuple[int, int, str | dict[str, float], float]
@@ -52,6 +55,7 @@ class Metrics(Part):
         self._training = Training()
         self._machine = Machine()
         self._device: DeviceSampler | None = None
+        self._waited_ns: dict[str, int] = {}  # by thread, for a core, when it was last looked at
 
     def start(self) -> None:
         header = {
@@ -63,6 +67,7 @@ class Metrics(Part):
         }
         # Unbuffered: a process that the job forks must not write what waits here a second time.
         self._file = self.run.aside(self._name).open("wb", buffering=0)
+        self._waited_ns = _waited_for_a_core()
         self._write(json.dumps(header).encode() + b"\n")
         for what, error in self._training.install():
             self.run.problem(self.NAME, f"{what} is not measured: {error}")
@@ -169,6 +174,7 @@ class Metrics(Part):
         step = self.run.n_steps
         if step > self._n_steps_sampled:
             self._add("steps_per_s", (step - self._n_steps_sampled) * 1e9 / (now - self._sampled_ns), step)
+        self._sample_waiting(now)
         self._sampled_ns, self._n_steps_sampled = now, step
         for name, value in self._machine.memory():
             self._add(name, value, step)
@@ -179,6 +185,13 @@ class Metrics(Part):
             more = dict(self._machine.sample(now))
             more |= dict(self._device.sample()) if self._device is not None else {}
             self._add_all(more, step)
+
+    def _sample_waiting(self, now: int) -> None:
+        """How many threads wanted to run and found no free core, on average: above 0 others use this host too."""
+        before, self._waited_ns = self._waited_ns, _waited_for_a_core()
+        waited = sum(ns - before.get(thread, 0) for thread, ns in self._waited_ns.items())
+        if self._waited_ns and now > self._sampled_ns:
+            self._add("threads_without_core", max(waited, 0) / (now - self._sampled_ns), self.run.n_steps)
 
     def _flush(self) -> None:
         rows = self._waiting[:]
@@ -241,3 +254,15 @@ def _number(value: Any) -> float | None:
         return float(value.detach()) if type(value) in (torch.Tensor, torch.nn.Parameter) else None
     except Exception:  # text, tensors of several elements, objects that only look like numbers
         return None
+
+
+def _waited_for_a_core() -> dict[str, int]:
+    """Nanoseconds per thread of this process, since it began. Empty where the kernel does not tell."""
+    waited: dict[str, int] = {}
+    try:
+        for thread in os.listdir(_THREADS)[:_MAX_THREADS]:
+            with contextlib.suppress(OSError), open(f"{_THREADS}/{thread}/schedstat", "rb") as stream:
+                waited[thread] = int(stream.read().split()[1])
+    except (OSError, ValueError, IndexError):  # not on Linux, or a kernel without these numbers
+        return {}
+    return waited

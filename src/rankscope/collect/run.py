@@ -25,7 +25,8 @@ from rankscope.collect.telling import tell_line
 TICK_SECONDS = 0.25
 # What shows that a step has ended, see profile/steps.py.
 OPTIMIZER, BY_HAND = "optimizer", "rankscope.step()"
-EXIT = "exit"  # the reason of the dump that is made when the job ends by itself
+EXIT = "exit"  # the reason of the dump that is made when the job ends by itself, and how that is called
+EXCEPTION, SIGNAL = "exception", "signal"  # the other ways to end that a rank can still tell
 _LOCK_SECONDS = 30.0
 _JOIN_SECONDS = 5.0
 _HINTS = {
@@ -71,6 +72,7 @@ class Run:
         self.clock_error_ns: int | None = None
         self.folder = Path(settings.folder)
         self.has_begun = self.has_ended = False
+        self._ending: str | None = None  # how; None while it runs, and for ever if it is killed
         self._files = Publisher(self.folder, settings.max_bytes)
         self._parts: tuple[Part, ...] = ()
         self._got: dict[str, str] = {}  # file -> what it is
@@ -161,6 +163,7 @@ class Run:
             return
         self.dump(EXIT)
         self.has_ended = True
+        self._ending = self._ending or (EXCEPTION if hasattr(sys, "last_type") else EXIT)
         self._wake.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_SECONDS)  # a thread that outlives the interpreter can take the process down with it
@@ -174,10 +177,15 @@ class Run:
             if acquired:
                 self._busy.release()
 
+    def mark_raised(self) -> None:
+        """An exception that nobody catches ends the process: told even where no hook of the interpreter tells it."""
+        self._ending = EXCEPTION
+
     def mark_ended(self) -> None:
         """The process is about to be ended by a signal: its parts cannot be closed, but the manifest can say so."""
         if self._is_ours():
             self.has_ended = True
+            self._ending = SIGNAL
             self._write_manifest_or_tell()
 
     def publish(self, what: str, name: str, write: Callable[[Path], object], *, replace: bool = False) -> bool:
@@ -278,6 +286,7 @@ class Run:
             "environment": manifest.telling_environment(os.environ),
             "started_ns": self._started_ns,
             "ended_ns": time.time_ns() if self.has_ended else None,
+            "ending": self._ending if self.has_ended else None,
             "clock_offset_ns": self.clock_offset_ns,
             "clock_error_ns": self.clock_error_ns,
             "n_steps": self.n_steps,

@@ -32,7 +32,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         rank     int32    Global rank.
         time_ns  int64    When it was told.
         step     int64    Training step, as the rank counts them.
-        name     text     step_time_s, loss, tokens_per_s, host_memory_bytes, ..., or the job's own name for it.
+        name     text     step_time_s, loss, threads_without_core, host_memory_bytes, ..., or the job's own name for it.
         value    float64  The value.
         """,
     ),
@@ -73,6 +73,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         run              text   Name of the run.
         started_ns       int64  When the process began to collect.
         ended_ns         int64  When it ended; NULL when it did not come to that.
+        ending           text   How it ended: exit (by itself), exception, signal; empty if it was killed.
         exit_code        int32  Of the whole job; above 128 a signal ended it.
         clock_offset_ns  int64  What the host's clock is ahead of that of rank 0, as measured over the job's store.
         clock_error_ns   int64  Uncertainty of that measurement.

@@ -51,6 +51,7 @@ class _Rank(msgspec.Struct):
     environment: dict[str, str] = {}
     started_ns: _Number | None = None
     ended_ns: _Number | None = None
+    ending: str | None = None
     clock_offset_ns: _Number | None = None
     clock_error_ns: _Number | None = None
     n_steps: _Number | None = None
@@ -113,6 +114,7 @@ def _described(rank: _Rank, run: _Run) -> dict[str, Any]:
         row[name] = MISSING if value is None else value
     for name in ("command", "environment", "steps_by", "asked"):
         row[name] = msgspec.json.encode(getattr(rank, name)).decode()
+    row["ending"] = rank.ending or ""
     code = run.exit_code
     # A process that a signal ended is told as by a shell: a table has no negative numbers.
     row["exit_code"] = MISSING if code is None else 128 - code if code < 0 else code

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rankscope.analyze.chance import explains, without_core
 from rankscope.analyze.comm.late_causes import LateCause, explain
 from rankscope.analyze.comm.late_time import COMPUTATION, FREE, longest_stretch
 from rankscope.analyze.comm.measures import measures_of
@@ -79,7 +80,9 @@ def late_rank(trace: Trace) -> Iterator[Finding | Effect]:
     explains: record more steps. Ranks that were not traced may be the ones that are waited for. Peers are the members
     of the same collectives; if these do different work by design (a router, a parameter server), the one with most to
     do is named. Time in which the host stands still with nothing recorded is taken for garbage collection where it
-    strikes only in some steps: other things may stop Python too.
+    strikes only in some steps: other things may stop Python too. On a host with more to do than it has cores, ranks are
+    late by chance: nobody is named where the collector saw that the rank waited for a core that long. What strikes in
+    a single step is a note, no warning.
     """
     late = late_ranks(trace)
     if late:
@@ -97,7 +100,8 @@ def late_ranks(trace: Trace) -> list[Standing]:
     if any(n > max(1.0, _FEW * (len(one.peers) + 1)) for one in together if (n := in_group[one.group])):
         return []
     noise_ns = _noise_ns(trace, together) if together else 0.0
-    return [standing for standing in together if _is_habit(standing, noise_ns)]
+    habitual = [standing for standing in together if _is_habit(standing, noise_ns)]
+    return [standing for standing in habitual if not explains(without_core(trace, standing.rank), standing.share)]
 
 
 def _noise_ns(trace: Trace, together: Sequence[Standing]) -> float:
@@ -140,7 +144,7 @@ def _finding(trace: Trace, together: Sequence[Standing]) -> Finding:
     return Finding(
         code="S202",
         rule="late-rank",
-        severity="warning" if worst.share >= _SIZEABLE else "info",
+        severity="warning" if worst.share >= _SIZEABLE and not _is_single(worst) else "info",
         certainty=_certainty(worst),
         title=f"{ranks_phrase(ranks)} {keeps} {n_peers} waiting {per_step} ({pct}): {_because(found, own)}",
         ranks=ranks,
@@ -156,6 +160,11 @@ def _finding(trace: Trace, together: Sequence[Standing]) -> Finding:
         ),
         help=_HELP[found.cause],
     )
+
+
+def _is_single(standing: Standing) -> bool:
+    """One step of several: that may be anything."""
+    return standing.n_compared > 1 and len(standing.late_steps) == 1
 
 
 def _has_steps(standing: Standing) -> bool:

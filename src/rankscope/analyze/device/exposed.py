@@ -40,6 +40,8 @@ def communication_exposed(trace: Trace) -> Iterator[Finding | Effect]:
     (no_sync), larger batches per rank; keep groups that talk most within a host; compare the bandwidth with what the
     links can do.
 
+    Without a device it is only a note: a host has no second stream on which computation could go on meanwhile.
+
     What could fool it: transfers between pipeline stages do not count, as they mostly wait. With the trace of one
     rank alone, waiting for the others cannot be told from transferring.
     """
@@ -56,7 +58,7 @@ def communication_exposed(trace: Trace) -> Iterator[Finding | Effect]:
     yield Finding(
         code="P302",
         rule="communication-exposed",
-        severity=least_first.severity,
+        severity=least_first.severity if trace.has("kernels") else "info",
         certainty=certainty,
         title=f"communication that no computation hides takes {cost}",
         ranks=least_first.culprits,

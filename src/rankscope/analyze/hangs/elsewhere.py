@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from rankscope.analyze.endings import ended_well
 from rankscope.analyze.hangs.evidence import place_text
 from rankscope.analyze.hangs.standing import (
     Standing,
@@ -51,8 +52,8 @@ def rank_elsewhere(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     if endings_of(trace):
         yield Skipped("a rank ended with an exception, which says more than where it stood")
         return
-    if trace.table("manifests").array("exit_code").max(initial=MISSING) == 0:
-        yield Skipped("the job ended without an error")
+    if ended_well(trace):
+        yield Skipped("the job ended well")
         return
     if not standings_of(trace):
         yield Skipped(NO_MAIN)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rankscope.analyze.endings import ended_well
 from rankscope.analyze.hangs.evidence import call_text, group_ref, group_text, location_of
 from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
-from rankscope.analyze.registry import Effect, rule
+from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.finding import Comparison, Evidence, Finding, Side, count_noun, format_duration, ranks_phrase
 from rankscope.model.tables import Array, Trace
 
@@ -55,7 +56,7 @@ def late_completion(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 @rule("H111", "unfinished", needs=("collectives", "groups"))
-def unfinished(trace: Trace) -> Iterator[Finding | Effect]:
+def unfinished(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """The first collective of each group that has not completed.
 
     What it means: a status line per process group: where its progress ended. In a hang most groups stand still
@@ -68,6 +69,9 @@ def unfinished(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: dumps of a running job are not taken at one instant, so the newest calls are always
     unfinished somewhere.
     """
+    if ended_well(trace):
+        yield Skipped("the job ended well: what its dumps show as unfinished ended after they were written")
+        return
     view = job_view(trace)
     matches = trace.table("matches")
     is_open = np.flatnonzero(~matches.array("is_p2p") & (matches.array("n_done") < matches.array("n_joined")))

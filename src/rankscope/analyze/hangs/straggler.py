@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rankscope.analyze.chance import explains, likelihood, without_core
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.evidence import call_text, collective_ref, group_ref, group_text, location_of
 from rankscope.analyze.hangs.signatures import SYNCHRONISING
@@ -21,7 +22,11 @@ _MIN_EVENTS = 4
 _MIN_LATE_NS = 10_000_000
 _MIN_SHARE_OF_TIME = 0.1  # less than this of the group's time lost is not worth a finding
 _MAX_SPREAD = 0.5  # lateness that varies more than this around its median is noise, not a habit
-_LAST_SHARE = 0.6  # of the delayed collectives that one rank must have delayed
+# Which share of the delayed collectives one rank must have delayed, and how likely it may be at most that some rank
+# is last so often by luck.
+_HABIT = (0.6, 0.13)  # four of four, in a group of two
+_HABIT_IF_RECORDED = (0.6, 1e-3)  # by the collector: it keeps so many calls that luck need not be believed
+_HABIT_IF_CROWDED = (0.9, 1e-6)  # on a host with too few cores, where delays come in runs
 
 
 @rule("S201", "straggler", needs=("collectives", "groups", "matches"))
@@ -39,7 +44,9 @@ def straggler(trace: Trace) -> Iterator[Finding | Effect]:
 
     What could fool it: a rank that is last because it was itself held up in another group: look at the group with the
     largest loss, which is the one that is reported. Between hosts only lateness beyond the uncertainty of their clocks
-    counts; without completion times (gloo) the clocks of different hosts are taken as they are.
+    counts; without completion times (gloo) the clocks of different hosts are taken as they are. On a host with more to
+    do than it has cores, ranks are late by chance: where the collector saw that ranks waited for a core for as long, a
+    rank is named only if it is the last nearly always.
     """
     view = job_view(trace)
     found = [late for rows in _group_matrices(view) if (late := _late_rank(view, rows)) is not None]
@@ -107,16 +114,31 @@ def _late_rank(view: JobView, rows: Array) -> Late | None:
     last = view.rank[rows[latest, columns]]
     ranks, counts = np.unique(last[is_delayed], return_counts=True)
     top = int(np.argmax(counts))
-    if counts[top] < max(_MIN_EVENTS, _LAST_SHARE * np.count_nonzero(is_delayed)):
-        return None
     mine = np.flatnonzero(is_delayed & (last == ranks[top]))
+    lost_share = float(alone[mine].sum() / max(np.ptp(ordered[-1]), 1.0))
+    bounds = _bounds_of_luck(view.trace, int(ranks[top]), lost_share)
+    if not _is_habit(int(counts[top]), int(np.count_nonzero(is_delayed)), len(rows), bounds):
+        return None
     middle_delay = median(delay[mine])
     spread = median(np.abs(delay[mine] - middle_delay))
-    if spread > _MAX_SPREAD * middle_delay or alone[mine].sum() < _MIN_SHARE_OF_TIME * np.ptp(ordered[-1]):
+    if spread > _MAX_SPREAD * middle_delay or lost_share < _MIN_SHARE_OF_TIME:
         return None
     own_rows = rows[np.argmax(arrival[:, mine], axis=0), mine]
     lost = int(alone[mine].sum()) * (len(rows) - 1)
     return Late(int(ranks[top]), delay[mine], own_rows, rows.shape[1], int(np.count_nonzero(is_delayed)), lost)
+
+
+def _bounds_of_luck(trace: Trace, rank: int, lost_share: float) -> tuple[float, float]:
+    waited = without_core(trace, rank)
+    if waited is None:
+        return _HABIT
+    return _HABIT_IF_CROWDED if explains(waited, lost_share) else _HABIT_IF_RECORDED
+
+
+def _is_habit(n_last: int, n_delayed: int, n_ranks: int, bounds: tuple[float, float]) -> bool:
+    share, by_luck = bounds
+    is_often = n_last >= max(_MIN_EVENTS, share * n_delayed)
+    return is_often and likelihood(n_last, n_delayed, n_ranks) <= by_luck
 
 
 def _own_time_ns(view: JobView) -> Array:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from rankscope.analyze.derived import derived
+from rankscope.analyze.endings import ended_well
 from rankscope.analyze.hangs.cause import Cause, blocked_by, first_join
 from rankscope.analyze.hangs.divergence import Divergence, find_divergences
 from rankscope.analyze.hangs.group_names import find_group_orders
@@ -35,7 +36,9 @@ _RULE_OF_KIND = {
 
 
 def find_causes(trace: Trace) -> list[Cause]:
-    """The root causes first; what only follows from them is marked as effect."""
+    """The root causes first; what only follows from them is marked as effect. None where the job ended well."""
+    if ended_well(trace):
+        return []
     view, graph, programs = derived(trace, JobView), wait_graph(trace), programs_of(trace)
     diverged = [_from_divergence(view, divergence) for divergence in derived(trace, find_divergences)]
     cyclic = [cause for cycle in graph.cycles() for cause in _from_cycle(view, graph, programs, cycle)]

@@ -132,6 +132,7 @@ class Endings(Part):
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
         with contextlib.suppress(Exception, KeyboardInterrupt):
+            self.run.mark_raised()
             self._tell_exception(threading.get_ident(), kind, error, where)
         self._earlier_hook(kind, error, where)
 
@@ -162,6 +163,7 @@ class Endings(Part):
             error = error.__context__  # torch.multiprocessing tells the parent, and leaves with SystemExit
         with contextlib.suppress(Exception, KeyboardInterrupt):
             if error is not None:
+                self.run.mark_raised()
                 self._tell_exception(threading.get_ident(), type(error), error, error.__traceback__)
 
     def _tell_exception(

@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ _BINDINGS = "torch._C._distributed_c10d"
 # One recorder per kind of device. NCCL's comes first: what a job does on the CPU beside it is seldom what hangs.
 _DUMPERS = ("_dump_nccl_trace", "_dump_xccl_trace", "_dump_fr_trace")
 _one_at_a_time = threading.Lock()
+_SETTLE_SECONDS = 1.0  # at the end, for calls that have ended and are not yet recorded as such
+_LOOK_SECONDS = 0.01
 _LOST_WITHOUT_TRACKER = "`rankscope record --desync` keeps the calls of all backends"
 
 
@@ -55,6 +58,8 @@ class Recorder(Part):
             return
         if self._is_told_better(reason, counts):
             return
+        if reason == EXIT:
+            self._settle(counts)
         trace = self.to_bytes()
         if trace and self.run.publish(self.NAME, self._name, lambda path: _write(path, trace), replace=True):
             self._written = self._look()
@@ -70,6 +75,18 @@ class Recorder(Part):
             self.run.problem(self.NAME, problem, _LOST_WITHOUT_TRACKER)
         chosen = next(iter(used or dumpers), None)
         return _dump(dumpers[chosen]) if chosen else b""
+
+    def _settle(self, counts: Counts | None) -> None:
+        """Waits until the last calls are recorded as ended: other threads do that, after the job has its results."""
+        n_open = 0 if counts is None or counts.enqueued == counts.completed else _n_open()
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while n_open and is_initialized() and time.monotonic() < deadline:  # without groups nothing changes any more
+            time.sleep(_LOOK_SECONDS)
+            n_open = _n_open()
+        if n_open:
+            calls = "1 call that was" if n_open == 1 else f"{n_open} calls that were"
+            problem = f"{self._name} was written at the end of the process, with {calls} not recorded as ended"
+            self.run.problem(self.NAME, problem, "wait for the work that asynchronous collectives return")
 
     def _is_told_better(self, reason: str, counts: Counts | None) -> bool:
         """The dump that is there has to stay: calls that failed since, for want of a peer, look finished now."""
@@ -109,13 +126,25 @@ def _dumpers() -> dict[str, Callable[..., bytes]]:
     return {name: dumper for name in _DUMPERS if (dumper := getattr(bindings, name, None)) is not None}
 
 
+def _json_dumper(name: str) -> Callable[[bool, bool], str] | None:
+    """Called with: whether calls are included, and whether only those that have not ended are."""
+    return getattr(sys.modules[_BINDINGS], f"{name}_json", None)
+
+
 def _status(name: str) -> dict[str, dict[str, str]] | None:
     """Per group what was last enqueued and last completed; empty before the first call, None if it is not told."""
-    dump_json = getattr(sys.modules[_BINDINGS], f"{name}_json", None)
+    dump_json = _json_dumper(name)
     if dump_json is None:
         return None
     status: dict[str, dict[str, str]] = json.loads(dump_json(False, False)).get("pg_status", {})
     return status
+
+
+def _n_open() -> int:
+    """Calls that are not recorded as ended. The counters do not tell: calls that end out of order leave them behind."""
+    told = [dump_json for name in _dumpers() if (dump_json := _json_dumper(name)) is not None]
+    entries = [entry for dump_json in told for entry in json.loads(dump_json(True, False)).get("entries", ())]
+    return sum(not entry.get("retired", True) and entry.get("state") != "completed" for entry in entries)
 
 
 def _dump(dumper: Callable[..., bytes]) -> bytes:
