@@ -88,6 +88,14 @@ def test_a_run_that_got_what_was_asked_for_is_no_finding(trace: Trace) -> None:
     assert told(trace) == []
 
 
+@pytest.mark.parametrize(("n_steps", "severity"), [(0, "info"), (6, "info"), (7, "warning")])
+def test_a_job_too_short_to_be_profiled_is_no_failure(n_steps: int, severity: str) -> None:
+    asked = json.dumps({**ASKED, "wait": 5, "warmup": 1})
+    problems = [("profiling", "the job ended before", "")]
+    (finding,) = told(manifest_of([0, 1], got=["metrics"], problems=problems, n_steps=n_steps, asked=asked))
+    assert finding.severity == severity
+
+
 def test_many_problems_are_cut_short() -> None:
     finding = told(manifest_of([0], problems=[("kineto", f"problem {number}", "") for number in range(20)]))
     assert len(finding) == 8

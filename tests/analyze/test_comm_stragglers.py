@@ -9,9 +9,10 @@ import pytest
 
 from analyze.comm_jobs import call, job, recorded
 from analyze.device_tables import Row, findings, kernel, rows_of, step
+from rankscope.analyze.chance import WITHOUT_CORE
 from rankscope.analyze.comm.late import late_ranks
 from rankscope.analyze.comm.stragglers import standings_of
-from rankscope.model.tables import Trace
+from rankscope.model.tables import Table, Trace
 from rankscope.simulate.profiler import ProfileFault, ProfileNoise, ProfileSpec, simulate_profile
 
 pytestmark = pytest.mark.slow
@@ -53,6 +54,21 @@ def test_the_rank_that_waits_least_is_the_late_one() -> None:
 def test_a_rank_that_is_late_in_some_steps_only_is_told_by_these() -> None:
     standing = standings_of(reducing(works(rank1=[STEP, STEP + 9_000, STEP, STEP + 9_500])))[0]
     assert (standing.rank, standing.late_steps, standing.n_compared) == (1, (1, 3), 4)
+
+
+def test_what_strikes_in_a_single_step_is_no_warning() -> None:
+    once = works(rank1=[STEP, STEP, STEP + 40_000, STEP])
+    assert [finding.severity for finding in findings(reducing(once), "S202")] in ([], ["info"])
+    twice = works(rank1=[STEP, STEP + 20_000, STEP, STEP + 20_500])
+    assert [finding.severity for finding in findings(reducing(twice), "S202")] == ["warning"]
+
+
+@pytest.mark.parametrize(("n_threads", "is_named"), [(0.02, True), (0.5, False)], ids=["free cores", "too few cores"])
+def test_a_rank_that_waits_for_a_core_is_not_blamed(n_threads: float, is_named: bool) -> None:
+    trace = reducing(works(rank2=[STEP + 4_000] * 4))
+    row = {"file_id": 0, "rank": 2, "time_ns": 1, "step": 0, "name": WITHOUT_CORE, "value": n_threads}
+    trace.tables["metrics"] = Table.from_rows("metrics", [row])
+    assert bool(findings(trace, "S202")) == is_named
 
 
 @pytest.mark.parametrize("n_ranks", [2, 4])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pytest
+
 from analyze.building import MS, Setting, findings, found, job
-from rankscope.model.tables import Trace
+from rankscope.analyze.chance import WITHOUT_CORE
+from rankscope.model.tables import Table, Trace
 
 N_STEPS = 8
 STEP_MS = 200
@@ -96,6 +99,29 @@ def passed_on_lateness() -> dict[int, list[str]]:
 
 def test_lateness_passed_on_through_another_group_is_not_blamed_on_who_passes_it() -> None:
     assert stragglers(job(passed_on_lateness())) == [(0,)]
+
+
+def with_waits_for_a_core(trace: Trace, rank: int, n_threads: float) -> Trace:
+    row = {"file_id": 0, "rank": rank, "time_ns": 1, "step": 0, "name": WITHOUT_CORE, "value": n_threads}
+    trace.tables["metrics"] = Table.from_rows("metrics", [row])
+    return trace
+
+
+@pytest.mark.parametrize(("n_threads", "is_named"), [(0.0, True), (0.5, False)], ids=["free cores", "too few cores"])
+def test_on_a_crowded_host_a_few_late_arrivals_are_no_habit(n_threads: float, is_named: bool) -> None:
+    lateness = {**dict.fromkeys(range(8), PUNCTUAL), 2: [60] * N_STEPS}
+    trace = with_waits_for_a_core(job(arrivals(lateness)), 2, n_threads)
+    assert stragglers(trace) == ([(2,)] if is_named else [])
+
+
+def test_in_a_recorded_job_of_two_the_luck_of_seven_steps_is_not_enough() -> None:
+    trace = with_waits_for_a_core(job(arrivals({0: PUNCTUAL, 1: [60] * N_STEPS})), 1, 0.0)
+    assert stragglers(trace) == []
+
+
+def test_a_rank_that_is_always_the_last_of_many_is_named_on_a_crowded_host_too() -> None:
+    lateness = {**dict.fromkeys(range(16), PUNCTUAL), 2: [60] * N_STEPS}
+    assert stragglers(with_waits_for_a_core(job(arrivals(lateness)), 2, 0.5)) == [(2,)]
 
 
 def test_a_group_of_two_has_stragglers_too() -> None:

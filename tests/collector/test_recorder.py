@@ -26,14 +26,18 @@ class FakeRing:
         self.label = label
         self.status: dict[str, dict[str, str]] = {}
         self.has_frames = True
+        self.n_open: list[int] = []  # calls that have not ended, at one look after the other
 
     def set(self, enqueued: int, completed: int) -> None:
         told = {"last_enqueued_collective": str(enqueued), "last_completed_collective": str(completed)}
         self.status = {"0": told, "1": dict.fromkeys(told, "-1")}
 
     def dump_json(self, includes_calls: bool, _only_active: bool) -> bytes:
-        assert not includes_calls
-        return json.dumps({"pg_status": self.status}).encode()
+        if not includes_calls:
+            return json.dumps({"pg_status": self.status}).encode()
+        n_open = self.n_open.pop(0) if len(self.n_open) > 1 else sum(self.n_open)
+        ended = [{"retired": True, "state": "scheduled"}, {"retired": False, "state": "completed"}]
+        return json.dumps({"entries": [*ended, *n_open * [{"retired": False, "state": "scheduled"}]]}).encode()
 
     def dump(self, **asked: bool) -> bytes:
         if asked["includeStackTraces"]:
@@ -137,6 +141,36 @@ def test_a_stall_that_passed_is_not_told_at_a_normal_end(gloo: FakeRing, recorde
     gloo.set(5, 5)
     recorder.dump(EXIT)
     assert "'4'" not in dumped(recorder)
+
+
+def problems(recorder: Recorder) -> list[str]:
+    return [problem["problem"] for problem in recorder.run.describe()["problems"]]
+
+
+def test_the_last_dump_waits_until_the_calls_are_recorded_as_ended(gloo: FakeRing, recorder: Recorder) -> None:
+    gloo.set(5, 3)
+    gloo.n_open = [2, 1, 0]
+    recorder.dump(EXIT)
+    assert gloo.n_open == [0]
+    assert dumped(recorder)
+    assert problems(recorder) == []
+
+
+def test_calls_that_end_out_of_order_are_not_waited_for(gloo: FakeRing, recorder: Recorder) -> None:
+    gloo.set(5, 4)  # the counter stays behind for ever
+    gloo.n_open = [0]
+    recorder.dump(EXIT)
+    assert problems(recorder) == []
+
+
+def test_a_call_that_does_not_end_is_told(gloo: FakeRing, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.collect.dumps.recorder._SETTLE_SECONDS", 0.02)
+    gloo.set(5, 4)
+    gloo.n_open = [1]
+    recorder.dump(EXIT)
+    assert dumped(recorder)
+    (problem,) = problems(recorder)
+    assert "with 1 call that was not recorded as ended" in problem
 
 
 def test_the_dump_that_torch_wrote_before_it_aborted_stays(gloo: FakeRing, recorder: Recorder) -> None:

@@ -77,8 +77,8 @@ def end(process: subprocess.Popen[str]) -> Ended:
     return Ended(process.returncode, out, err)
 
 
-def run_scripts(scratch: Path, scripts: Sequence[Script]) -> list[Ended]:
-    """At the same time, in interpreters that are forked with torch imported."""
+def run_scripts(scratch: Path, scripts: Sequence[Script], *imported: str) -> list[Ended]:
+    """At the same time, in interpreters that are forked with torch and the modules named imported."""
     outputs = [(scratch / f"out_{number}.txt", scratch / f"err_{number}.txt") for number in range(len(scripts))]
     asked = [
         {
@@ -90,7 +90,7 @@ def run_scripts(scratch: Path, scripts: Sequence[Script]) -> list[Ended]:
         }
         for script, (out, err) in zip(scripts, outputs, strict=True)
     ]
-    nursery = _nursery()
+    nursery = _nursery(*imported)
     assert nursery.stdin
     assert nursery.stdout
     nursery.stdin.write(json.dumps(asked) + "\n")
@@ -102,10 +102,14 @@ def run_scripts(scratch: Path, scripts: Sequence[Script]) -> list[Ended]:
 
 
 @functools.cache
-def _nursery() -> subprocess.Popen[str]:
+def _nursery(*imported: str) -> subprocess.Popen[str]:
     """One for all tests of a process. It ends with its input, thus with this process."""
     return subprocess.Popen(
-        [sys.executable, str(_NURSERY)], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(_NURSERY), *imported],
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 

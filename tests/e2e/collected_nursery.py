@@ -3,13 +3,15 @@
 Unlike those of nursery.py they end as any Python does: what nobody catches goes to the excepthook, then comes what
 atexit was given. Where the environment asks for the collector, it begins as it does when a script imports torch.
 
-Each line of its input is a list of processes to be started at the same time: {"script", "arguments", "environment",
-"out", "err"}. The answer is a line with the list of their exit codes, null for those that had to be killed.
+Its arguments are further modules to import. Each line of its input is a list of processes to be started at the same
+time: {"script", "arguments", "environment", "out", "err"}. The answer is a line with the list of their exit codes, null
+for those that had to be killed.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -54,6 +56,8 @@ def become(process: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     gc.freeze()  # a collector that visited what was imported would copy it into every process
     asked = next_script()
     if asked is not None:

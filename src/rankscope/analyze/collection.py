@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
-import msgspec
-
+from rankscope.analyze.manifests import asked_for
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Evidence, Finding, count_noun, ranks_phrase
 from rankscope.model.tables import MISSING, Trace
@@ -21,7 +19,6 @@ _RANK = "rank"  # what a problem is called that is the whole process's
 _SILENT = "nothing was written, and nothing tells why"
 _NOT_ENDED = "nothing was written: the process was ended before it could"
 _MAX_FINDINGS = 8
-_NOTHING: dict[str, Any] = {}
 
 Problem = tuple[str, str, str]  # what, problem, hint
 
@@ -73,7 +70,7 @@ def _without_recordable_steps(trace: Trace) -> set[int]:
     """Ranks whose job was over before the first step that was to be profiled: nothing failed there."""
     found = set()
     for row in trace.table("manifests").rows():
-        asked = _asked(row["asked"])
+        asked = asked_for(row)
         n_before = sum(n for name in ("wait", "warmup") if isinstance(n := asked.get(name), int))
         if 0 <= row["n_steps"] <= n_before:
             found.add(row["rank"])
@@ -99,18 +96,13 @@ def _unexplained(trace: Trace) -> Iterator[tuple[Problem, int]]:
     written, problems = _written(trace), trace.table("collection_problems")
     told = set(zip(problems.array("rank").tolist(), problems.text("what").tolist(), strict=True))
     for row in trace.table("manifests").rows():
-        asked = _asked(row["asked"])
+        asked = asked_for(row)
         for what in _ALWAYS_WRITTEN if row["n_steps"] > 0 else ():
             names = {what, _RANK, "profiling"} if what in _PROFILES else {what, _RANK}
             is_told = any((row["rank"], name) in told for name in names)
             if asked.get(what) and what not in written[row["rank"]] and not is_told:
                 has_ended = row["ended_ns"] != MISSING
                 yield (what, _SILENT if has_ended else _NOT_ENDED, ""), row["rank"]
-
-
-def _asked(text: str) -> dict[str, Any]:
-    asked = msgspec.json.decode(text) if text else _NOTHING
-    return asked if isinstance(asked, dict) else _NOTHING
 
 
 @rule("D910", "other-runs", needs=("files",))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from rankscope.analyze.endings import ended_well
 from rankscope.analyze.hangs.evidence import place_text
 from rankscope.analyze.hangs.standing import (
     Standing,
@@ -18,6 +17,7 @@ from rankscope.analyze.hangs.standing import (
     standings_of,
 )
 from rankscope.analyze.hangs.verdict import causes_of
+from rankscope.analyze.manifests import ended_well
 from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.finding import Evidence, Finding, count_noun, ranks_phrase
 from rankscope.model.tables import MISSING, Trace

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rankscope.analyze.endings import ended_well
 from rankscope.analyze.hangs.evidence import call_text, group_ref, group_text, location_of
 from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
+from rankscope.analyze.manifests import ended_well
 from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.finding import Comparison, Evidence, Finding, Side, count_noun, format_duration, ranks_phrase
 from rankscope.model.tables import Array, Trace

@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from rankscope.analyze.derived import derived
-from rankscope.analyze.endings import ended_well
 from rankscope.analyze.hangs.cause import Cause, blocked_by, first_join
 from rankscope.analyze.hangs.divergence import Divergence, find_divergences
 from rankscope.analyze.hangs.group_names import find_group_orders
@@ -23,6 +22,7 @@ from rankscope.analyze.hangs.roots import roots_first
 from rankscope.analyze.hangs.schedules import find_schedule_changes
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import Cycle, WaitGraph, WaitingCall, wait_graph
+from rankscope.analyze.manifests import ended_well
 from rankscope.model.tables import MISSING, Trace
 
 _MAX_CALLS = 64  # of a cycle that are looked into

@@ -1,15 +1,25 @@
-"""How the job ended, as far as its collector tells: the one place that knows whether it ended well.
+"""What the collector tells about the job: what it was asked for, and whether the job ended well.
 
 A job that came to its end by itself was not hanging, whatever a counter says that was read a moment too early.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from rankscope.analyze.derived import derived
 from rankscope.model.tables import MISSING, Trace
 
 _BY_ITSELF = "exit"
 _RANK = "rank"  # what the problem of a process is called that was killed or crashed
+
+
+def asked_for(row: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the collector, of a row of manifests."""
+    asked = msgspec.json.decode(row["asked"]) if row["asked"] else {}
+    return asked if isinstance(asked, dict) else {}
 
 
 def ended_well(trace: Trace) -> bool:
