@@ -22,6 +22,13 @@ def reasons(job: Child) -> list[str]:
     return [line.partition("reason: ")[2].removesuffix(" ===") for line in lines if line.startswith("=== ")]
 
 
+def ending(folder: Path) -> str | None:
+    """As the manifest has it."""
+    (rank,) = json.loads((folder / "manifest.json").read_text())["ranks"]
+    told: str | None = rank["ending"]
+    return told
+
+
 @pytest.mark.parametrize("where", STUCK)
 def test_it_answers_while_the_main_thread_is_stuck_and_dies_by_sigterm(tmp_path: Path, where: str) -> None:
     with child(tmp_path, f"begin()\n{STUCK[where]}") as job:
@@ -33,6 +40,7 @@ def test_it_answers_while_the_main_thread_is_stuck_and_dies_by_sigterm(tmp_path:
         job.send(signal.SIGTERM)
         assert job.ended() == -signal.SIGTERM
     assert reasons(job) == ["SIGUSR2", "SIGUSR2", "SIGTERM"]
+    assert ending(tmp_path) == "signal"
     assert 'File "<string>"' in job.stacks()
     assert "endings.py" not in job.stacks()
     assert not list(tmp_path.glob("*.partial"))
@@ -178,6 +186,7 @@ def test_an_exception_is_dumped_and_told_as_usual(tmp_path: Path) -> None:
         assert job.read_line() == "hook loss is nan"
         assert job.ended() == 1
     assert reasons(job) == ["ValueError: loss is nan"]
+    assert ending(tmp_path) == "exception"
     assert "in diverge\n" in job.stacks()
 
 
@@ -196,11 +205,12 @@ def test_an_exception_of_a_thread_is_dumped_once(tmp_path: Path) -> None:
         assert job.process.stderr
         assert job.process.stderr.read().count("Exception in thread loader") == 2
     assert reasons(job) == ["KeyError: 'batch'"]
+    assert ending(tmp_path) == "exit"  # the job went on without it
     assert "[loader] (most recent call first):\n  File" in job.stacks()
 
 
-@pytest.mark.parametrize("ending", ["raise", "sys.exit(1)"])  # as multiprocessing's own workers end, and torch's
-def test_an_exception_of_a_multiprocessing_worker_is_dumped(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("leaves", ["raise", "sys.exit(1)"])  # as multiprocessing's own workers end, and torch's
+def test_an_exception_of_a_multiprocessing_worker_is_dumped(tmp_path: Path, leaves: str) -> None:
     body = f"""
         import multiprocessing
         def work():
@@ -208,7 +218,7 @@ def test_an_exception_of_a_multiprocessing_worker_is_dumped(tmp_path: Path, endi
             try:
                 raise ValueError("in a worker")
             except ValueError:
-                {ending}
+                {leaves}
         worker = multiprocessing.get_context("fork").Process(target=work)
         worker.start()
         worker.join()
@@ -217,6 +227,7 @@ def test_an_exception_of_a_multiprocessing_worker_is_dumped(tmp_path: Path, endi
     with child(tmp_path, body) as job:
         assert job.read_line() == "1"
     assert reasons(job) == ["ValueError: in a worker"]
+    assert ending(tmp_path) == "exception"
     assert "in work\n" in job.stacks()
 
 

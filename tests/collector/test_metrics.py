@@ -104,6 +104,19 @@ def test_speed_and_memory_are_sampled_by_the_collectors_thread(clock: Clock, tmp
     assert all(value and value > 1 << 20 for _, value in values(tmp_path, "host_memory_bytes"))
 
 
+def test_how_long_threads_wait_for_a_core_is_sampled(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([{"1": 100}, {"1": 100 + NANOSECONDS, "2": NANOSECONDS // 2}, {"1": 5}])  # 2 is new, then has ended
+    monkeypatch.setattr("rankscope.collect.metrics._waited_for_a_core", lambda: next(looks))
+    run, part = begun(tmp_path)
+    clock.go_on(2)
+    part.tick()
+    clock.go_on(1)
+    run.finish()
+    assert [value for _, value in values(tmp_path, "threads_without_core")] == [0.75, 0.0]
+
+
 def test_what_is_no_number_stays_standard_json_and_comes_back(clock: Clock, tmp_path: Path) -> None:
     run, part = begun(tmp_path)
     told: list[Any] = [1.5, 3, True, np.float32(0.25), math.nan, math.inf, -math.inf, 1e300]

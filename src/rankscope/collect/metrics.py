@@ -189,9 +189,9 @@ class Metrics(Part):
     def _sample_waiting(self, now: int) -> None:
         """How many threads wanted to run and found no free core, on average: above 0 others use this host too."""
         before, self._waited_ns = self._waited_ns, _waited_for_a_core()
-        waited = sum(ns - before.get(thread, 0) for thread, ns in self._waited_ns.items())
+        waited = sum(max(ns - before.get(thread, 0), 0) for thread, ns in self._waited_ns.items())
         if self._waited_ns and now > self._sampled_ns:
-            self._add("threads_without_core", max(waited, 0) / (now - self._sampled_ns), self.run.n_steps)
+            self._add("threads_without_core", waited / (now - self._sampled_ns), self.run.n_steps)
 
     def _flush(self) -> None:
         rows = self._waiting[:]
