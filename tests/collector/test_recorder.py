@@ -163,6 +163,15 @@ def test_calls_that_end_out_of_order_are_not_waited_for(gloo: FakeRing, recorder
     assert problems(recorder) == []
 
 
+def test_after_an_exception_nothing_is_waited_for(gloo: FakeRing, recorder: Recorder) -> None:
+    gloo.set(5, 4)
+    gloo.n_open = [1, 0]  # it would look finished
+    recorder.run.mark_raised()
+    recorder.dump(EXIT)
+    assert gloo.n_open == [1, 0]
+    assert problems(recorder) == []
+
+
 def test_a_call_that_does_not_end_is_told(gloo: FakeRing, recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.collect.dumps.recorder._SETTLE_SECONDS", 0.02)
     gloo.set(5, 4)

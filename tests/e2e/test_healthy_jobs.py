@@ -102,7 +102,7 @@ def record(folder: Path, job: Job) -> Path:
 
 
 def judge(traces: Path) -> Report:
-    return diagnose(load(traces))
+    return diagnose(load(traces, jobs=1))  # two captures are read at the same time
 
 
 def complaints(report: Report) -> list[str]:
@@ -130,7 +130,7 @@ def test_fifty_healthy_jobs_get_no_warning(tmp_path: Path) -> None:
         ranks = manifest_of(traces)["ranks"]
         assert {rank["ending"] for rank in ranks} == {"exit"}
         why = {check.why for check in report.checks if check.rule == "graph-break"}
-        assert why == ({None} if "compile" in str(traces.parent) else {"nothing was compiled"})
+        assert why == ({""} if "compile" in str(traces.parent) else {"nothing was compiled"})
 
 
 def test_a_rank_that_is_slow_in_every_step_is_named(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ class Run:
             return
         self.dump(EXIT)
         self.has_ended = True
-        self._ending = self._ending or (EXCEPTION if hasattr(sys, "last_type") else EXIT)
+        self._ending = EXCEPTION if self.has_raised() else EXIT
         self._wake.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_SECONDS)  # a thread that outlives the interpreter can take the process down with it
@@ -180,6 +180,10 @@ class Run:
     def mark_raised(self) -> None:
         """An exception that nobody catches ends the process: told even where no hook of the interpreter tells it."""
         self._ending = EXCEPTION
+
+    def has_raised(self) -> bool:
+        """Whether an exception ends the process: the interpreter keeps the one that it has printed."""
+        return self._ending == EXCEPTION or hasattr(sys, "last_type")
 
     def mark_ended(self) -> None:
         """The process is about to be ended by a signal: its parts cannot be closed, but the manifest can say so."""

@@ -75,12 +75,13 @@ def stragglers(trace: Trace, selection: Selection) -> Table:
     comes late because it was itself held up in another group stands there as long as its peers, and is not blamed.
 
     Peers are the other traced members of a group with which the rank makes collectives; of several groups it is the one
-    in which it stands out most. Groups that carry less than 5 % of the rank's bytes are left out. cost_ns is the
-    exposed communication (see comm_calls) of the median peer less the rank's own, in a step on average: the smaller of
-    that over all calls (who was held up elsewhere stood there) and that over the calls of the group alone (who had time
-    to spare keeps nobody waiting). Calls that are missing from a trace count as the median of the members that were
-    found. n_late_steps counts the steps in which the cost is at least 3 % of the step and a tenth of that of the worst
-    step. Without steps the time that all traces have in common is one.
+    in which it stands out most. Groups whose collectives carry less than 5 % of the rank's bytes, or of what their
+    members send each other, are left out. cost_ns is the exposed communication (see comm_calls) of the median peer less
+    the rank's own, in a step on average: the smaller of that over all calls (who was held up elsewhere stood there) and
+    that over the calls of the group alone (who had time to spare keeps nobody waiting). Calls that are missing from a
+    trace count as the median of the members that were found. n_late_steps counts the steps in which the cost is at
+    least 3 % of the step and a tenth of that of the worst step. Without steps the time that all traces have in common
+    is one.
     """
     rows = []
     n_last = _times_last(measures_of(trace))
@@ -156,8 +157,9 @@ def _companies(measures: Measures) -> list[tuple[int, tuple[int, ...]]]:
     """The groups whose members do the same work, each with those of them that were traced.
 
     These are the groups of collectives, without the ranks of which they carry next to nothing: a last small reduction
-    or a barrier over all ranks also joins the stages of a pipeline, whose work differs. For the same reason transfers
-    do not count, except between two ranks about which nothing is known.
+    or a barrier over all ranks also joins the stages of a pipeline, whose work differs: next to nothing of what the
+    rank's collectives carry, or of what the members hand on to each other. For the same reason transfers do not count,
+    except between two ranks about which nothing is known.
     """
     matching = measures.matching
     rows = matching.rows
@@ -168,11 +170,26 @@ def _companies(measures: Measures) -> list[tuple[int, tuple[int, ...]]]:
     n_bytes = np.maximum(rows.n_bytes[counts], 0)
     traffic = np.bincount(place, n_bytes if n_bytes.any() else None, len(pairs))
     total = np.bincount(pairs[:, 1], traffic) if len(pairs) else np.empty(0)
-    kept = traffic >= _NEXT_TO_NOTHING * total[pairs[:, 1]]
+    kept = traffic >= _NEXT_TO_NOTHING * np.maximum(total[pairs[:, 1]], _handed_on(measures, pairs))
     members: dict[int, list[int]] = {}
     for group, rank in pairs[kept].tolist():
         members.setdefault(group, []).append(rank)
     return [(group, tuple(ranks)) for group, ranks in members.items()]
+
+
+def _handed_on(measures: Measures, pairs: Array) -> Array:
+    """Bytes that transfers within the group carry, per group and rank: its members are stages, which hand on."""
+    matching = measures.matching
+    rows = matching.rows
+    transfers = np.flatnonzero(rows.is_p2p)
+    n_ranks = int(rows.rank.max(initial=0)) + 1
+    keys, place = np.unique(
+        matching.group[transfers].astype(np.int64) * n_ranks + rows.rank[transfers], return_inverse=True
+    )
+    carried = dict(
+        zip(keys.tolist(), np.bincount(place, np.maximum(rows.n_bytes[transfers], 0), len(keys)), strict=True)
+    )
+    return np.array([carried.get(group * n_ranks + rank, 0.0) for group, rank in pairs.tolist()])
 
 
 def exposure_of(trace: Trace) -> Exposure:

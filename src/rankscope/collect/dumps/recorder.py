@@ -58,7 +58,7 @@ class Recorder(Part):
             return
         if self._is_told_better(reason, counts):
             return
-        if reason == EXIT:
+        if reason == EXIT and not self.run.has_raised():  # then calls fail one after the other, and look finished
             self._settle(counts)
         trace = self.to_bytes()
         if trace and self.run.publish(self.NAME, self._name, lambda path: _write(path, trace), replace=True):
