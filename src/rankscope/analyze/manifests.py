@@ -44,5 +44,4 @@ def _ended_well(trace: Trace) -> bool:
 
 
 def _were_killed(trace: Trace) -> bool:
-    has_problem = bool(trace.table("collection_problems").text("what").equals(_RANK).any())
-    return has_problem or bool((trace.table("manifests").array("ended_ns") == MISSING).any())
+    return bool(trace.table("collection_problems").text("what").equals(_RANK).any())
