@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 from rankscope.analyze.manifests import asked_for
 from rankscope.analyze.registry import Effect, rule
