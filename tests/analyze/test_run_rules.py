@@ -25,7 +25,7 @@ def test_a_rule_runs_as_soon_as_its_own_tables_are_there() -> None:
     row = {"file_id": 0, "path": "rank_0", "status": "damaged", "problem": "is empty"}
     findings, _, checks = run_rules(Trace(("traces",), {"files": Table.from_rows("files", [row])}))
     ran = [check.rule for check in checks if check.status == "ran"]
-    assert ran == ["file-damaged", "duplicate-rank", "other-runs"]
+    assert ran == ["file-damaged", "duplicate-rank", "other-runs", "stale-dump"]
     assert [finding.code for finding in findings] == ["D902"]
 
 
@@ -40,9 +40,9 @@ def test_on_a_capture_of_dumps_every_rule_for_them_runs_and_the_others_say_why_n
         "no profiler traces in this capture",
         "no execution traces in this capture",
         "no logs of torch.compile in this capture: record with TORCH_TRACE=FOLDER",
-        "no stacks of threads in this capture: record with rankscope record, or with py-spy dump",
-        "no manifest in this capture: it was not made by rankscope record",
-        "no metrics in this capture: record with rankscope record",
+        "no stacks of threads in this capture: record with `rankscope record`, or with py-spy dump",
+        "no manifest in this capture: it was not made by `rankscope record`",
+        "no metrics in this capture: record with `rankscope record`",
     }
 
 

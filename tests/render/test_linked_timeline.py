@@ -14,6 +14,7 @@ import pytest
 from analyze.link.edge_traces import Observed
 from analyze.link.edge_traces import trace_of as hand_made
 from rankscope.analyze.link.durations import transplanted_links
+from rankscope.analyze.link.links import recorded_links
 from rankscope.commands.linking import file_paths
 from rankscope.model.database import database
 from rankscope.model.tables import Table, Trace
@@ -278,7 +279,7 @@ def test_durations_of_clean_steps_are_told_but_not_drawn(tmp_path: Path) -> None
                 event["dur"] /= 10
     clean.write_text(json.dumps(events))
     trace = load(tmp_path)
-    recorded = {(row["file_id"], row["node_id"]): row["duration_ns"] for row in trace.table("et_links").rows()}
+    recorded = {(row["file_id"], row["node_id"]): row["duration_ns"] for row in recorded_links(trace).rows()}
     [clean_id] = [file_id for file_id, path in file_paths(trace).items() if path == str(clean)]
     trace.tables["et_links"] = transplanted_links(trace, {clean_id})
     document = written(trace, tmp_path)

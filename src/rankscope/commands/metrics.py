@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from rankscope.commands import output
 from rankscope.commands.fr import parse_ranks
 from rankscope.commands.loading import add_reading_options, load_trace
+from rankscope.commands.metric_needs import RECORDED_BY, how_to_record
 from rankscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from rankscope.analyze.metric import Metric, Parameter, Selection
     from rankscope.model.tables import Table, Trace
@@ -26,22 +27,6 @@ DIFF_SUMMARY = (
     "One row per operator and kernel name: how often it runs and how long, here and in the capture --against."
 )
 _READS_STACKS = ("modules",)
-# What a table is recorded by: said where a capture lacks it.
-_RECORDED_BY = {
-    "profiles": "a trace of torch.profiler or Nsight Systems",
-    "kernels": "torch.profiler with ProfilerActivity.CUDA (or XPU) among its activities",
-    "runtime_calls": "torch.profiler with ProfilerActivity.CUDA (or XPU) among its activities",
-    "ops": "torch.profiler with ProfilerActivity.CPU among its activities",
-    "steps": "schedule=torch.profiler.schedule(...) and prof.step() after every step",
-    "memory": "profile_memory=True",
-    "python_calls": "with_stack=True, and reading with --stacks",
-    "counters": "experimental_config=_ExperimentalConfig(profiler_metrics=[...])",
-    "syncs": "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True)",
-    "annotations": "torch.profiler.record_function around what is to be told apart",
-    "comms": "a job with collectives; their sizes with record_shapes=True",
-    "flows": "a backward pass in the recorded steps",
-    "metrics": "rankscope record, or logs of TensorBoard, Weights & Biases, CSV or JSON lines beside the traces",
-}
 _NO_MODULES = "no module was recorded: give torch.profiler with_stack=True, or wrap modules in record_function"
 
 
@@ -151,7 +136,7 @@ def _describe(metric: Metric, trace: Trace | None) -> dict[str, Any]:
     record["settings"] = dict(metric.settings)
     if trace is not None:
         absent = _absent(trace, metric)
-        record |= {"available": not absent, "missing": absent, "recorded_by": _how_to_record(absent)}
+        record |= {"available": not absent, "missing": absent, "recorded_by": how_to_record(absent)}
     return record
 
 
@@ -167,10 +152,6 @@ def _absent(trace: Trace, metric: Metric) -> list[str]:
     return list(dict.fromkeys(absent))
 
 
-def _how_to_record(tables: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(_RECORDED_BY.get(table, f"data for the table {table}") for table in tables))
-
-
 def _catalogue_page(records: list[dict[str, Any]], args: Namespace) -> Iterator[str]:
     import shlex
 
@@ -182,7 +163,7 @@ def _catalogue_page(records: list[dict[str, Any]], args: Namespace) -> Iterator[
     absent: dict[str, list[str]] = {}
     for record in records:
         if not record.get("available", True):
-            absent.setdefault(record.get("recorded_by") or _RECORDED_BY["profiles"], []).append(record["metric"])
+            absent.setdefault(record.get("recorded_by") or RECORDED_BY["profiles"], []).append(record["metric"])
     for recorded_by, names in absent.items():
         yield ""
         yield f"Not in this capture: {', '.join(names)}"
@@ -228,7 +209,8 @@ def _measure(args: Namespace, name: str, chosen: str) -> Iterator[str]:
     trace = _measured(whole, selection)
     absent = _absent(trace, metric)
     if absent:
-        raise InputError(f"{name} cannot be measured here: no {absent[0]} in this capture", _missing_hint(absent))
+        hint = f"record them: {how_to_record(absent)}"
+        raise InputError(f"{name} cannot be measured here: no {absent[0]} in this capture", hint)
     table = metric.compute(trace, selection)
     heading = f"{name} of {_extent(trace, selection, metric)}"
     notes = [*_notes(trace, metric, table, selection), *_left_out(whole, trace)]
@@ -256,10 +238,6 @@ def _left_out(whole: Trace, trace: Trace) -> list[str]:
     return [f"steps {listed} left out: the execution trace observer slowed them down (--steps {listed} shows them)"]
 
 
-def _missing_hint(absent: list[str]) -> str:
-    return f"record them: {_how_to_record(absent)}"
-
-
 def _diff(args: Namespace, chosen: str) -> Iterator[str]:
     from rankscope.analyze.host.diff import compare_captures
 
@@ -270,7 +248,7 @@ def _diff(args: Namespace, chosen: str) -> Iterator[str]:
     before = _measured(load_trace(Namespace(**{**vars(args), "paths": [args.against]})), selection)
     for trace, paths in ((after, args.paths), (before, [args.against])):
         if not trace.has("profiles"):
-            raise InputError(f"no profiler trace at {' '.join(paths)}", f"diff needs {_RECORDED_BY['profiles']}")
+            raise InputError(f"no profiler trace at {' '.join(paths)}", f"diff needs {RECORDED_BY['profiles']}")
     sizes = [tuple(map(len, _ranks_and_steps(trace, selection))) for trace in (before, after)]
     notes = [] if sizes[0] == sizes[1] else ["different numbers of ranks or steps: choose with --ranks and --steps"]
     heading = [f"before: {_extent(before, selection)} ({args.against})"]

@@ -24,6 +24,7 @@ def own_generations(calls: Table, process: Array) -> Array:
     """
     names, pg_id = calls.text("group_name").codes.astype(np.int64), calls.array("pg_id").astype(np.int64) + 1
     owner = process.astype(np.int64) * (int(names.max(initial=0)) + 1) + names
+    pg_id = _settled_ids(calls, owner, pg_id)
     _, first, group = np.unique(owner * (int(pg_id.max(initial=0)) + 1) + pg_id, return_index=True, return_inverse=True)
     restarts = _restarts(calls, group)
     if restarts.any():
@@ -38,6 +39,22 @@ def own_generations(calls: Table, process: Array) -> Array:
     number[order] = place - np.maximum.accumulate(np.where(is_new, place, 0))
     result: Array = number[group]
     return result
+
+
+def _settled_ids(calls: Table, owner: Array, pg_id: Array) -> Array:
+    """One number per group where two recorders gave it two: then the calls go on counting from one to the other."""
+    n_ids = int(pg_id.max(initial=0)) + 1
+    groups = np.unique(owner * n_ids + pg_id)
+    owners, counts = np.unique(groups // n_ids, return_counts=True)
+    is_counted = ~calls.array("is_p2p") & ~calls.text("role").equals("member")
+    settled = pg_id
+    for suspect in owners[counts > 1].tolist():
+        rows = np.flatnonzero((owner == suspect) & is_counted)
+        changes = np.diff(pg_id[rows]) != 0
+        if not (changes & (np.diff(calls.array("seq")[rows]) <= 0)).any():
+            settled = settled.copy() if settled is pg_id else settled
+            settled[owner == suspect] = pg_id[owner == suspect].max()
+    return settled
 
 
 def _restarts(calls: Table, group: Array) -> Array:

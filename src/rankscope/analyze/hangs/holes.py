@@ -176,8 +176,8 @@ def replicas(trace: Trace) -> Iterator[Finding | Effect]:
 
     Why it happens: torchft starts one world per replica; the dumps are named by global ranks.
 
-    What to do: nothing, where the size of the replicas was inferred. Otherwise pass it:
-    `rankscope DIR --transform-ft --group-world-size N`.
+    What to do: nothing, where the size of the replicas was inferred. Otherwise pass it with --transform-ft and
+    --group-world-size.
 
     What could fool it: files that were renamed: the rank in the name is then not the one that wrote the dump.
     """

@@ -123,7 +123,7 @@ def _unnoticed(view: JobView) -> Iterator[Finding]:
         location=location_of(view, first),
         evidence=Evidence(
             likely=(f"the dump of {ranks_phrase(ranks)} was taken a moment before the others",),
-            notes=("counted as done; in rankscope fr -j they are marked as inferred",),
+            notes=("counted as done; `rankscope fr PATH -j` marks them as inferred",),
             facts={"n_calls": len(rows), "ranks": list(ranks[:64])},
         ),
         help=f"if the job hung when the dumps were taken, {ranks_phrase(ranks)} is where to look: device errors, links",

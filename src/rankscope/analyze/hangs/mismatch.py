@@ -69,7 +69,7 @@ def size_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
 
     What could fool it: shapes may differ as long as the number of elements agrees; the split sizes of an
     all_to_all are not recorded, so only its totals can be checked. Sizes that differed in a call which ended on all
-    ranks, and after which they went on, are no error: `rankscope fr` lists them.
+    ranks, and after which they went on, are no error: `rankscope fr PATH` lists them.
     """
     yield from findings_of(trace, "H103", _describe_size)
 
