@@ -41,6 +41,10 @@ def _observer_alone(folder: Path, printed: str) -> None:
     assert not (folder / "t" / "kineto_trace_0.json").exists()
 
 
+def _nsys_report(folder: Path, _: str) -> None:
+    assert (folder / "t" / "nsys_0.nsys-rep").is_file()
+
+
 COLLECTING = (
     Behavior(
         there="collect torch_et_<rank>.json and kineto_trace_<rank>.json of the same steps at the same time, so that "
@@ -93,7 +97,9 @@ COLLECTING = (
     ),
     Behavior(
         there="collect nsys_<rank>.nsys-rep by Nsight Systems",
-        commands=("rankscope record --help",),
-        shows=r"--nsys\s+run each rank under Nsight Systems:\s+nsys_<rank>\.nsys-\s*rep",
+        commands=("rankscope record -o t --no-diagnose --only metrics --nsys -- python train.py",),
+        shows=r"nsys export .*t/nsys_0\.nsys-rep",  # the stand-in of the tests has no export to give
+        check=_nsys_report,
+        needs_torch=True,
     ),
 )

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+import nsys_stand_in
 from behaviors.row import Behavior, pages
 from behaviors.scenes import Stage
 from cli.running import clean_environment
 from rankscope.cli import main
 
 pytestmark = pytest.mark.slow
-PATH = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])  # `python` is the one with torch
 JOB_LIMIT_S = 300  # a real job on a busy machine
 
 
@@ -45,6 +45,9 @@ def test_the_commands_show_the_behavior(
 ) -> None:
     stage.set_up(behavior.commands, tmp_path)
     monkeypatch.chdir(tmp_path)
+    # `python` is the one with torch; where there is no Nsight Systems, a stand-in is.
+    programs = [os.path.dirname(sys.executable), os.environ["PATH"], str(nsys_stand_in.install(tmp_path / ".programs"))]
+    monkeypatch.setenv("PATH", os.pathsep.join(programs))
     printed = ""
     for command in behavior.commands:
         capsys.readouterr()
@@ -78,7 +81,7 @@ def _run(command: str, in_own_process: bool, capsys: pytest.CaptureFixture[str])
 def _run_process(words: list[str]) -> tuple[int, str]:
     finished = subprocess.run(
         words,
-        env=clean_environment({"GLOO_SOCKET_IFNAME": "lo", "PATH": PATH}),
+        env=clean_environment({"GLOO_SOCKET_IFNAME": "lo"}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
