@@ -70,8 +70,15 @@ def test_what_was_asked_for_and_left_nothing_is_told() -> None:
 
 
 def test_of_a_process_that_was_killed_the_reason_is_known() -> None:
-    (finding,) = told(manifest_of([0], got=["metrics"], ended_ns=-1))
+    (finding,) = told(manifest_of([0], got=["metrics"], ended_ns=-1, exit_code=137))
     assert "ended before it could" in finding.title
+
+
+def test_of_a_job_that_runs_nothing_is_missing_yet() -> None:
+    """Defect: a snapshot of a running job said that its processes had been ended."""
+    (finding,) = told(manifest_of([0], got=["metrics"], ended_ns=-1, exit_code=-1))
+    assert finding.severity == "info"
+    assert finding.title == "kineto of rank 0: not written yet, it comes when the process ends"
 
 
 @pytest.mark.parametrize(

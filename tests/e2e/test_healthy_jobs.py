@@ -63,11 +63,11 @@ class Job(NamedTuple):
 HEALTHY = (
     *(Job(kind) for kind in ("ddp", "fsdp", "tensor", "compile", "evaluate", "uneven", "pipeline", "accumulate")),
     *(Job(kind, steps=SHORT) for kind in ("ddp", "fsdp", "tensor", "compile", "evaluate", "uneven", "pipeline")),
-    *(Job(kind, leaves="at-once") for kind in ("ddp", "fsdp", "evaluate")),
+    *(Job(kind, leaves="at-once") for kind in ("loader", "fsdp", "evaluate")),
     *(Job(kind, leaves="by-exit", steps=CUT) for kind in ("ddp", "fsdp", "tensor")),
     *(Job(kind, n_ranks=4, steps=SHORT) for kind in ("exchange", "uneven")),
     Job("evaluate", n_ranks=4),
-    Job("exchange"),
+    Job("loader", steps=40),
 )
 
 

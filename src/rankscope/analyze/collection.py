@@ -19,6 +19,7 @@ _KINDS = frozenset((*_ALWAYS_WRITTEN, "recorder", "stacks", "desync", "nsys", "c
 _RANK = "rank"  # what a problem is called that is the whole process's
 _SILENT = "nothing was written, and nothing tells why"
 _NOT_ENDED = "nothing was written: the process was ended before it could"
+_NOT_YET = "not written yet, it comes when the process ends"
 _MAX_FINDINGS = 8
 
 Problem = tuple[str, str, str]  # what, problem, hint
@@ -49,7 +50,7 @@ def collection_incomplete(trace: Trace) -> Iterator[Finding | Effect]:
     ordered = sorted(by_problem.items(), key=lambda item: (-len(item[1]), item[0]))
     rest = len(ordered) - _MAX_FINDINGS
     for (what, text, hint), ranks in ordered[:_MAX_FINDINGS]:
-        is_absent = any(_is_absent(what, written[rank]) for rank in ranks)
+        is_absent = text != _NOT_YET and any(_is_absent(what, written[rank]) for rank in ranks)
         is_failure = is_absent and not (what == "profiling" and ranks <= too_short)
         whose = ranks_phrase(ranks) if what == _RANK else f"{what} of {ranks_phrase(ranks)}"
         yield Finding(
@@ -102,8 +103,9 @@ def _unexplained(trace: Trace) -> Iterator[tuple[Problem, int]]:
             names = {what, _RANK, "profiling"} if what in _PROFILES else {what, _RANK}
             is_told = any((row["rank"], name) in told for name in names)
             if asked.get(what) and what not in written[row["rank"]] and not is_told:
-                has_ended = row["ended_ns"] != MISSING
-                yield (what, _SILENT if has_ended else _NOT_ENDED, ""), row["rank"]
+                has_ended, is_job_over = row["ended_ns"] != MISSING, row["exit_code"] != MISSING
+                why = _SILENT if has_ended else _NOT_ENDED if is_job_over else _NOT_YET
+                yield (what, why, ""), row["rank"]
 
 
 @rule("D910", "other-runs", needs=("files",))

@@ -17,6 +17,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
 
 WIDTH = 64
 BATCH = 32
@@ -71,6 +72,18 @@ def train(model: nn.Module, given: Iterator[torch.Tensor], after: Callable[[int]
 
 def data_parallel(options: Options) -> None:
     train(DistributedDataParallel(layers()), batches(options))
+
+
+def loading(options: Options) -> None:
+    """The commonest script of all: a DataLoader without workers, clipped gradients."""
+    model = DistributedDataParallel(layers())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+    samples = TensorDataset(torch.randn(options.steps * BATCH, WIDTH))
+    for (batch,) in DataLoader(samples, batch_size=BATCH, shuffle=True):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
 
 
 def accumulating(options: Options) -> None:
@@ -177,6 +190,7 @@ def collectives_alone(options: Options) -> None:
 
 KINDS: dict[str, Callable[[Options], None]] = {
     "ddp": data_parallel,
+    "loader": loading,
     "accumulate": accumulating,
     "fsdp": fully_sharded,
     "tensor": tensor_parallel,

@@ -6,13 +6,20 @@ from collections.abc import Iterator
 
 from rankscope.analyze.device.events import DATA_LOADER
 from rankscope.analyze.device.losses import StepLoss, shared_losses, verb
+from rankscope.analyze.host.losses import Losses
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.database import database
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration
 from rankscope.model.tables import Trace
 
 _MAX_SHOWN = 3
+_MUCH_PCT = 25
 _IN_PROCESS = "_SingleProcessDataLoaderIter"  # what torch's DataLoader is without workers
+
+
+def _keeps_a_device_waiting(trace: Trace, losses: Losses) -> bool:
+    """On a CPU the host does the work itself: fetching a batch is part of it, unless it takes much of the step."""
+    return trace.has("kernels") or (losses.cost_pct or 0) >= _MUCH_PCT
 
 
 @rule("P303", "data-loading", needs=("profiles", "annotations"))
@@ -32,7 +39,8 @@ def data_loading(trace: Trace) -> Iterator[Finding | Effect]:
 
     What could fool it: loaders are known by their names (enumerate(DataLoader), dataloader, next_batch, ...): one of
     another name is not seen here, but as a host that does something else (P301). Where an iterator prefetches on the
-    device, its work runs while the host is in the loader: then the device is busy and this rule is silent.
+    device, its work runs while the host is in the loader: then the device is busy and this rule is silent. Without a
+    device the host does all the work: less than a quarter of the step is only a note there.
     """
     steps = trace.table("step_breakdown")
     losses = shared_losses(StepLoss.of_table(steps, "data_loader_ns"))
@@ -53,7 +61,7 @@ def data_loading(trace: Trace) -> Iterator[Finding | Effect]:
     yield Finding(
         code="P303",
         rule="data-loading",
-        severity=losses.severity,
+        severity=losses.severity if _keeps_a_device_waiting(trace, losses) else "info",
         certainty="certain" if in_process else "likely",
         title=f"{losses.who} {verb(losses, 'waits', 'wait')} for data {losses.cost}",
         ranks=losses.culprits,
