@@ -218,7 +218,8 @@ def _line(line: Line, places: Array, low: float, high: float) -> str:
                 f"{a:.1f} {b:.1f} {a:.1f} {c:.1f}" for a, b, c in zip(x.tolist(), y.tolist(), bottom, strict=True)
             ]
         parts.append("M" + points[0] + ("h0" if len(points) == 1 else "L" + " ".join(points[1:])))
-    return f'<path class="line {line.kind}" d="{"".join(parts)}"/>'
+    dot = " dot" if np.count_nonzero(finite) == 1 else ""
+    return f'<path class="line {line.kind}{dot}" d="{"".join(parts)}"/>'
 
 
 def _band(band: Band, places: Array, low: float, high: float) -> str:
@@ -255,8 +256,10 @@ def _hits(places: Array, titles: Sequence[str]) -> str:
 
 def _flags(chart: LineChart, places: Array) -> str:
     drawn = []
-    for number, flag in enumerate(chart.flags):
-        place = float(np.interp(flag.x, chart.x, places)) if len(chart.x) > 1 else 0.5
+    # A single value has no before and after, and a series may end before what the flag is about.
+    shown = [flag for flag in chart.flags if len(chart.x) > 1 and chart.x[0] <= flag.x <= chart.x[-1]]
+    for number, flag in enumerate(shown):
+        place = float(np.interp(flag.x, chart.x, places))
         anchor = "end" if place > 0.9 else "start"
         where = f'x="{_percent(place)}" dx="{-4 if place > 0.9 else 4}" y="{11 + 12 * (number % 4)}"'
         said = f'<text {where} text-anchor="{anchor}">{text(flag.said)}</text>'
