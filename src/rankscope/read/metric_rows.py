@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -35,6 +36,10 @@ def to_step(number: float) -> int:
     return int(number) if math.isfinite(number) and 0 <= number < _MAX_NS else MISSING
 
 
+class CutError(Exception):
+    """A file ends, or goes wrong, within a record."""
+
+
 class MetricRows:
     """Values of one file; `problem` says why there are no more of them, if there should be."""
 
@@ -60,6 +65,21 @@ class MetricRows:
         self._ranks.append(self._rank if rank == MISSING else rank)
         self._codes.append(self._names.setdefault(name[:_MAX_NAME], len(self._names)))
         self._values.append(value)
+
+    def take(self, records: Iterable[bytes], add: Callable[[MetricRows, bytes], None]) -> int:
+        """Adds what the records hold, up to where the file is damaged. CutError where that is its beginning."""
+        n_records = 0
+        try:
+            for record in records:
+                n_records += 1
+                add(self, record)
+                if self.is_full:
+                    break
+        except (CutError, OSError, EOFError, zlib.error) as error:
+            if not n_records:
+                raise CutError(error) from error
+            self.problem = f"ends in the middle of a record ({error})"
+        return n_records
 
     def tables(self, host: str = "") -> Iterator[Table]:
         """The metrics, and the row of the file, with what is wrong with it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -17,7 +16,7 @@ from rankscope.model import protobuf
 from rankscope.model.protobuf import WireError, key
 from rankscope.model.tables import MISSING, Table
 from rankscope.read.files import Source
-from rankscope.read.metric_rows import MetricRows, to_ns, to_step
+from rankscope.read.metric_rows import CutError, MetricRows, to_ns, to_step
 
 NAME = "tensorboard"
 NAMES_TELL_RANK = False
@@ -42,10 +41,6 @@ _SINGLES = {key(5, protobuf.FIXED32): 1, key(6, protobuf.FIXED64): 2, key(7, pro
 _SINGLES[key(10, protobuf.VARINT)] = 9
 
 
-class _CutError(Exception):
-    """The file ends, or goes wrong, within a record."""
-
-
 def sniff(head: bytes, name: str) -> bool:
     if len(head) < _HEADER.size:
         return False
@@ -57,18 +52,11 @@ def read(source: Source) -> Iterator[Table]:
     if source.n_bytes == 0:
         raise BadFileError("is empty (0 bytes)", "the job was ended before it wrote a number")
     rows = MetricRows(source, NAME)
-    n_records = 0
     try:
         with source.open() as stream:
-            for record in _records(stream):
-                n_records += 1
-                _add(rows, record)
-                if rows.is_full:
-                    break
-    except (_CutError, OSError, EOFError, zlib.error) as error:
-        if not n_records:
-            raise BadFileError(f"does not begin as an event file of TensorBoard ({error})", _HINT) from error
-        rows.problem = f"ends in the middle of a record ({error})"
+            rows.take(_records(stream), _add)
+    except CutError as error:
+        raise BadFileError(f"does not begin as an event file of TensorBoard ({error})", _HINT) from error
     found = _HOST.search(source.shown)
     yield from rows.tables(found["host"] if found else "")
 
@@ -77,19 +65,19 @@ def _records(stream: BinaryIO) -> Iterator[bytes]:
     """The content of each; empty for those that are too large to hold a scalar."""
     while head := stream.read(_HEADER.size):
         if len(head) < _HEADER.size:
-            raise _CutError("a length is cut off")
+            raise CutError("a length is cut off")
         length, checksum = _HEADER.unpack(head)
         if checksum != masked_checksum(head[:8]):
-            raise _CutError("a length has a wrong checksum")
+            raise CutError("a length has a wrong checksum")
         if length > _MAX_SCALARS:
             _pass_over(stream, length)
             content = b""
         else:
             content = stream.read(length)
             if len(content) < length:
-                raise _CutError("an event is cut off")
+                raise CutError("an event is cut off")
         if len(stream.read(_N_CHECKSUM)) < _N_CHECKSUM:
-            raise _CutError("a checksum is cut off")
+            raise CutError("a checksum is cut off")
         yield content
 
 
@@ -97,7 +85,7 @@ def _pass_over(stream: BinaryIO, length: int) -> None:
     while length:
         chunk = stream.read(min(length, 1 << 16))
         if not chunk:
-            raise _CutError("an event is cut off")
+            raise CutError("an event is cut off")
         length -= len(chunk)
 
 

@@ -19,7 +19,7 @@ from rankscope.model import protobuf
 from rankscope.model.protobuf import WireError, key
 from rankscope.model.tables import MISSING, Table
 from rankscope.read.files import Source
-from rankscope.read.metric_rows import MetricRows, to_ns, to_step
+from rankscope.read.metric_rows import CutError, MetricRows, to_ns, to_step
 
 NAME = "wandb"
 NAMES_TELL_RANK = False
@@ -44,10 +44,6 @@ _KEY, _NESTED, _JSON = key(1, protobuf.LENGTH), key(2, protobuf.LENGTH), key(16,
 _FIRST_NUMBER = key(1, protobuf.VARINT)  # of a step, and the seconds of a time
 
 
-class _CutError(Exception):
-    """The file ends, or goes wrong, within a record."""
-
-
 def sniff(head: bytes, name: str) -> bool:
     return head.startswith(_MAGIC) or _is_summary(head)
 
@@ -60,22 +56,15 @@ def read(source: Source) -> Iterator[Table]:
     if source.n_bytes == 0:
         raise BadFileError("is empty (0 bytes)", "the job was ended before it wrote a number")
     rows = MetricRows(source, NAME)
-    n_records = 0
     try:
         with source.open() as stream:
             ident = stream.read(_N_IDENT)
             if not ident.startswith(_MAGIC):
                 yield from _read_summary(source, rows, ident + stream.read(_MAX_SUMMARY))
                 return
-            for record in _records(stream):
-                n_records += 1
-                _add(rows, record)
-                if rows.is_full:
-                    break
-    except (_CutError, OSError, EOFError, zlib.error) as error:
-        if not n_records:
-            raise BadFileError(f"cannot be read as a log of Weights & Biases ({error})", _HINT) from error
-        rows.problem = f"ends in the middle of a record ({error})"
+            n_records = rows.take(_records(stream), _add)
+    except (CutError, OSError, EOFError, zlib.error) as error:
+        raise BadFileError(f"cannot be read as a log of Weights & Biases ({error})", _HINT) from error
     if not n_records:
         raise BadFileError("holds no record", _HINT)
     yield from rows.tables()
@@ -96,14 +85,14 @@ def _records(stream: BinaryIO) -> Iterator[bytes]:
         if not head:
             break
         if len(head) < _PIECE.size:
-            raise _CutError("a length is cut off")
+            raise CutError("a length is cut off")
         checksum, length, kind = _PIECE.unpack(head)
         content = stream.read(length)
         at += len(head) + len(content)
         if len(content) < length:
-            raise _CutError("a record is cut off")
+            raise CutError("a record is cut off")
         if checksum != zlib.crc32(content, zlib.crc32(bytes([kind]))):
-            raise _CutError("a record has a wrong checksum")
+            raise CutError("a record has a wrong checksum")
         if kind in (_WHOLE, _FIRST):
             parts, n_bytes = [], 0
         n_bytes += length
@@ -112,9 +101,9 @@ def _records(stream: BinaryIO) -> Iterator[bytes]:
             yield b"".join(parts) if n_bytes <= _MAX_RECORD else b""
             parts = []
         elif kind not in (_FIRST, _MIDDLE):
-            raise _CutError(f"a piece of the unknown kind {kind}")
+            raise CutError(f"a piece of the unknown kind {kind}")
     if parts:
-        raise _CutError("the last pieces of a record are not there")
+        raise CutError("the last pieces of a record are not there")
 
 
 def _add(rows: MetricRows, record: bytes) -> None:
