@@ -10,7 +10,7 @@ import pytest
 from analyze.building import findings, job
 from rankscope.analyze import run_rules
 from rankscope.analyze.chance import likelihood
-from rankscope.analyze.manifests import ended_well
+from rankscope.analyze.manifests import came_to_an_end, ended_well
 from rankscope.model.tables import Table, Trace
 
 LAGGING = {0: ["dp:1 all_reduce done", "dp:1 all_reduce"], 1: ["dp:1 all_reduce done", "dp:1 all_reduce"]}
@@ -65,7 +65,10 @@ def test_without_a_manifest_the_dumps_decide() -> None:
 
 
 def test_a_job_that_collects_by_itself_ends_well_when_all_its_ranks_do() -> None:
-    assert ended_well(recorded(LAGGING, {"exit_code": -1}, {"exit_code": -1}))
+    trace = recorded(LAGGING, {"exit_code": -1}, {"exit_code": -1})
+    assert came_to_an_end(trace)
+    assert not ended_well(trace), "it may have left by sys.exit(1)"
+    assert [finding for finding in run_rules(trace)[0] if finding.severity == "error"] == []
 
 
 def test_a_manifest_that_does_not_say_how_ranks_ended_says_when_they_were_killed() -> None:
@@ -94,3 +97,8 @@ def test_what_was_collected_and_is_empty_is_not_asked_for_again() -> None:
 )
 def test_how_likely_it_is_to_be_last_so_often(n_times: int, n_events: int, n_ranks: int, expected: float) -> None:
     assert likelihood(n_times, n_events, n_ranks) == pytest.approx(expected)
+
+
+def test_a_job_that_gave_up_after_a_time_out_still_gets_its_verdict() -> None:
+    """Its ranks caught the time-out and left by sys.exit(3), which nobody saw."""
+    assert hangs(recorded(STUCK, {"exit_code": -1}, {"exit_code": -1})) == ["H105"]

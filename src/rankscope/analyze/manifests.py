@@ -27,20 +27,32 @@ def ended_well(trace: Trace) -> bool:
     return derived(trace, _ended_well)
 
 
+def came_to_an_end(trace: Trace) -> bool:
+    """True when all ranks of the job left by themselves, well or not: none of them waited in a call for ever."""
+    return derived(trace, _came_to_an_end)
+
+
 def _ended_well(trace: Trace) -> bool:
     manifests = trace.table("manifests")
-    codes = set(manifests.array("exit_code").tolist())
-    known = set(manifests.array("rank").tolist())
-    if not known or codes - {0, MISSING} or not set(trace.table("ranks").array("rank").tolist()) <= known:
+    if set(manifests.array("exit_code").tolist()) != {0} or not _tells_of_all(trace):
         return False
+    # A shell may hide that its job failed (`job || true`), so the ranks must say it as well. Those that an older
+    # collector recorded say at least when they were killed.
     endings = set(manifests.text("ending").tolist())
-    if codes == {0}:
-        # A shell may hide that its job failed (`job || true`), so the ranks must say it as well. Those that an older
-        # collector recorded say at least when they were killed.
-        return endings == {_BY_ITSELF} or (endings == {""} and not _were_killed(trace))
-    # Nobody saw the exit code: the code itself collected. Then all ranks must be here.
+    return endings == {_BY_ITSELF} or (endings == {""} and not _were_killed(trace))
+
+
+def _came_to_an_end(trace: Trace) -> bool:
+    manifests = trace.table("manifests")
     n_ranks = int(manifests.array("world_size").max(initial=0))
-    return endings == {_BY_ITSELF} and len(known) >= n_ranks
+    has_failed = bool(set(manifests.array("exit_code").tolist()) - {0, MISSING})
+    is_whole = _tells_of_all(trace) and len(manifests) >= n_ranks
+    return is_whole and not has_failed and set(manifests.text("ending").tolist()) == {_BY_ITSELF}
+
+
+def _tells_of_all(trace: Trace) -> bool:
+    known = set(trace.table("manifests").array("rank").tolist())
+    return bool(known) and set(trace.table("ranks").array("rank").tolist()) <= known
 
 
 def _were_killed(trace: Trace) -> bool:

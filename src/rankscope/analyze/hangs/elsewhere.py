@@ -17,7 +17,7 @@ from rankscope.analyze.hangs.standing import (
     standings_of,
 )
 from rankscope.analyze.hangs.verdict import causes_of
-from rankscope.analyze.manifests import ended_well
+from rankscope.analyze.manifests import came_to_an_end, ended_well
 from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.finding import Evidence, Finding, count_noun, ranks_phrase
 from rankscope.model.tables import MISSING, Trace
@@ -52,7 +52,7 @@ def rank_elsewhere(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     if endings_of(trace):
         yield Skipped("a rank ended with an exception, which says more than where it stood")
         return
-    if ended_well(trace):
+    if ended_well(trace) or came_to_an_end(trace):
         yield Skipped("the job ended well")
         return
     if not standings_of(trace):

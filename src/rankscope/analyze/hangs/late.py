@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.analyze.hangs.evidence import call_text, group_ref, group_text, location_of
 from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
-from rankscope.analyze.manifests import ended_well
+from rankscope.analyze.manifests import came_to_an_end, ended_well
 from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.finding import Comparison, Evidence, Finding, Side, count_noun, format_duration, ranks_phrase
 from rankscope.model.tables import Array, Trace
@@ -69,7 +69,7 @@ def unfinished(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     What could fool it: dumps of a running job are not taken at one instant, so the newest calls are always
     unfinished somewhere.
     """
-    if ended_well(trace):
+    if ended_well(trace) or came_to_an_end(trace):
         yield Skipped("the job ended well: what its dumps show as unfinished ended after they were written")
         return
     view = job_view(trace)

@@ -22,7 +22,7 @@ from rankscope.analyze.hangs.roots import roots_first
 from rankscope.analyze.hangs.schedules import find_schedule_changes
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import Cycle, WaitGraph, WaitingCall, wait_graph
-from rankscope.analyze.manifests import ended_well
+from rankscope.analyze.manifests import came_to_an_end, ended_well
 from rankscope.model.tables import MISSING, Trace
 
 _MAX_CALLS = 64  # of a cycle that are looked into
@@ -60,6 +60,8 @@ def find_causes(trace: Trace) -> list[Cause]:
         ),
         *_from_unpaired(view, graph),
     ]
+    if came_to_an_end(trace):  # a call that all had joined was over when they left, whatever a counter says
+        ordered = [cause for cause in ordered if cause.rule != "collective-stalled"]
     if not ordered:
         return list(silent_losses(view))
     return roots_first(view, [replace(cause, blocked=frozenset(blocked_by(graph, cause))) for cause in ordered])
