@@ -28,7 +28,7 @@ BEHAVIORS = (
     Behavior(
         there="ask for --prefix where the names have no common one",
         commands=("rankscope runs",),
-        shows=r"D903\] more than one dump of ranks 0-3[\s\S]*choose by --prefix",
+        shows=r"D910\] the dumps here are from 2 jobs or attempts[\s\S]*choose by --prefix",
     ),
     Behavior(
         there="(--prefix) read the files that have the prefix anywhere in their names",

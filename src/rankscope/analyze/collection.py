@@ -145,12 +145,13 @@ def _other_captures(rows: list[dict[str, Any]]) -> Iterator[Finding]:
         yield Finding(
             code="D910",
             rule="other-runs",
-            severity="info",
+            # What lived at the same time may be the one that hangs; what is older is history.
+            severity="warning" if any("at the same time" in problem for problem, _ in told) else "info",
             certainty="likely",
             title=f"the dumps here are from {len(told) + 1} jobs or attempts: one was judged",
             evidence=Evidence(
                 notes=tuple(f"{problem.removeprefix('is of ')} ({hint})" for problem, hint in told)[:_MAX_FINDINGS],
                 facts={"not_judged": [row["path"] for row in rows]},
             ),
-            help=f"judge another one: {next(iter(told))[1]}",
+            help=f"judge the other one, too: {next(iter(told))[1]}, or choose by --prefix",
         )

@@ -32,7 +32,8 @@ def leave_out_other_captures(tables: dict[str, Table], chosen: int | None = None
     left: dict[int, LeftOut] = {}
     for other, capture in enumerate(captures, 1):
         if other != number:
-            text = f"is of another capture: number {other} of {len(captures)}, {_described(capture)}"
+            when = " at the same time" if abs(_last(capture) - _last(kept)) <= MAX_APART_NS else ""
+            text = f"is of another capture{when}: number {other} of {len(captures)}, {_described(capture)}"
             reason = LeftOut(OTHER_CAPTURE, text, f"add --capture {other}")
             left.update(dict.fromkeys((dump.file_id for dump in capture), reason))
     left.update(stale_dumps(tables, kept))
@@ -52,9 +53,13 @@ def _drop(tables: dict[str, Table], left: Mapping[int, LeftOut]) -> None:
 
 def _described(capture: Sequence[Dump]) -> str:
     ranks = sorted({dump.rank for dump in capture})
-    last_ns = max(dump.last_ns for dump in capture)
+    last_ns = _last(capture)
     until = f", until {_clock(last_ns)}" if last_ns != MISSING else ""
-    return f"{count_noun(len(ranks), 'rank')} ({format_ranks(ranks, 8)}) in {_folder(capture)}{until}"
+    return f"{count_noun(len(ranks), 'rank')} ({format_ranks(ranks, 8)}) in {_folder(capture)}, named {capture[0].stem}*{until}"
+
+
+def _last(capture: Sequence[Dump]) -> int:
+    return max(dump.last_ns for dump in capture)
 
 
 def _clock(moment_ns: int) -> str:
