@@ -55,7 +55,8 @@ def _described(capture: Sequence[Dump]) -> str:
     ranks = sorted({dump.rank for dump in capture})
     last_ns = _last(capture)
     until = f", until {_clock(last_ns)}" if last_ns != MISSING else ""
-    return f"{count_noun(len(ranks), 'rank')} ({format_ranks(ranks, 8)}) in {_folder(capture)}, named {capture[0].stem}*{until}"
+    where = f"in {_folder(capture)}, named {capture[0].stem}*"
+    return f"{count_noun(len(ranks), 'rank')} ({format_ranks(ranks, 8)}) {where}{until}"
 
 
 def _last(capture: Sequence[Dump]) -> int:
