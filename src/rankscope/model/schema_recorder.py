@@ -27,7 +27,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         rank             int32  Global rank.
         host             text   Host, as far as the file names tell.
         file_id          int32  The Flight Recorder dump that speaks for the rank.
-        recorder         text   Who wrote it: torch, rankscope, or both where their dumps were joined.
+        recorder         text   Who wrote it: torch, torchcomms, rankscope, or both where torch's and ours were joined.
         version          text   Version of the dump's layout.
         comm_version     text   Version of the communication library.
         n_calls          int64  Calls kept in the dump.

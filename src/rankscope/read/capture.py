@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypedDict, cast
 from rankscope.errors import BadFileError, InputError
 from rankscope.model.tables import MISSING, Part, Table, Trace, concat
 from rankscope.read import Reader, entry_point_readers, own_readers
+from rankscope.read.backend_dumps import join_backends
 from rankscope.read.cache import entry_name, is_stored, root_of
 from rankscope.read.desync import reported_ranks
 from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
@@ -22,6 +23,7 @@ from rankscope.read.merge import Merger, drop_duplicate_ranks
 from rankscope.read.mixed_dumps import leave_out_other_captures
 from rankscope.read.remote import is_url, without_secrets
 from rankscope.read.stale_dumps import LeftOut
+from rankscope.read.torchcomms import number_calls
 from rankscope.read.two_recorders import join_recorders
 
 # Below this, starting processes and sending their results back costs more than it saves.
@@ -271,9 +273,13 @@ def _finish_files(trace: Trace, rows: list[Row], capture: int | None) -> None:
     unused: set[int] = set()
     left_out: dict[int, LeftOut] = {}
     if trace.has("ranks"):
+        number_calls(trace.tables)
+        joined = join_backends(trace.tables)
         left_out = leave_out_other_captures(trace.tables, capture)
         join_recorders(trace.tables)
         dropped = drop_duplicate_ranks(trace.tables)
+        left_out.update({file: left_out[other] for file, other in joined.items() if other in left_out})
+        dropped.update({file: dropped[other] for file, other in joined.items() if other in dropped})
     if trace.has("manifests"):
         unused = drop_parts(trace.tables)
     listed = sorted(files.rows(), key=lambda row: (row["file_id"] == MISSING, row["file_id"], row["path"]))

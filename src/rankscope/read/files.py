@@ -27,7 +27,7 @@ MAX_UNPACKED_BYTES = 16 << 30
 MAX_UNPACKED_RATIO = 200
 MIN_UNPACKED_LIMIT = 256 << 20
 
-_SUFFIX = re.compile(r"\.(json|jsonl|txt|pickle|pkl|pt|bin|trace|dump|sqlite|nsys-rep|gz|zst)$", re.IGNORECASE)
+_SUFFIX = re.compile(r"\.(json|jsonl|txt|log|pickle|pkl|pt|bin|trace|dump|sqlite|nsys-rep|gz|zst)$", re.IGNORECASE)
 _TAR, _ZIP = (".tar", ".tar.gz", ".tgz"), ".zip"
 # What the collector leaves where it has collected; a later run into the same folder, or a restart, has its own below.
 RUN_FILE = "run.json"

@@ -1,4 +1,7 @@
-"""Flight Recorder dumps (pickle and JSON, versions 1.0 to 2.10) -> collectives, groups, counters and stacks."""
+"""Flight Recorder dumps (pickle and JSON, versions 1.0 to 2.10) -> collectives, groups, counters and stacks.
+
+They are torch's (NCCL, gloo, its hook for other backends), torchcomms' and our own recorder's, all of one layout.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ import msgspec
 import numpy as np
 
 from rankscope.errors import BadFileError
-from rankscope.model.tables import MISSING, Table
+from rankscope.model.tables import MISSING, Array, Table
 from rankscope.read.files import Source
 from rankscope.read.recorder_entries import entry_columns
 from rankscope.read.recorder_shapes import plain_text
+from rankscope.read.torchcomms import RECORDER as TORCHCOMMS
+from rankscope.read.torchcomms import is_torchcomms, with_real_states
 from rankscope.read.unpickle import BrokenPickleError, RefusedClassError, load_plain, refused, salvage_plain
 
 NAME = "flight_recorder"
@@ -33,11 +38,17 @@ _JSON_KEYS = (
     b'"nccl_comm_state"',
 )
 _PROFILER_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
+_COUNTERS = ("last_enqueued", "last_started", "last_completed")
+_COUNT_COLLECTIVES = frozenset(("nccl", "rccl", "xccl", "hccl"))  # backends that record themselves, as NCCL's does
+# What Ray Train writes in place of a dump that it could not take.
+_NOT_TAKEN = b"[flight recorder unavailable: "
 CUT_HINT = "the process was ended while writing, or the copy is incomplete: copy it again if the original is whole"
 
 
 def sniff(head: bytes, name: str) -> bool:
     if head.startswith(b"\x80") and head[2:3] == b"}":
+        return True
+    if head.startswith(_NOT_TAKEN):
         return True
     if head.lstrip()[:1] == b"{":
         if any(key in head for key in _PROFILER_KEYS):  # profiler traces describe their process groups as well
@@ -69,6 +80,9 @@ def _load(source: Source) -> tuple[dict[str, Any], str]:
             if first == b"\x80":
                 dump = load_plain(stream)
                 stream.read(1)  # only then does a packed file say that it was cut behind the dump
+            elif stream.peek(len(_NOT_TAKEN)).startswith(_NOT_TAKEN):  # type: ignore[attr-defined]
+                reason = stream.read(400)[len(_NOT_TAKEN) :].decode(errors="replace").strip().removesuffix("]")
+                raise BadFileError(f"says why there is no dump: {reason}", "set TORCH_FR_BUFFER_SIZE before the start")
             else:
                 dump = _load_json(stream.read())
     except RefusedClassError as error:
@@ -144,12 +158,17 @@ def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Tabl
         ) from error
     pg_ids, rows = np.unique(calls.array("pg_id"), return_index=True)
     names = {int(pg_id): calls.text("group_name")[row] for pg_id, row in zip(pg_ids, rows, strict=True)}
+    is_own = isinstance(dump.get("rankscope"), dict)
+    recorder = "rankscope" if is_own else TORCHCOMMS if is_torchcomms(calls) else "torch"
+    if recorder == TORCHCOMMS:
+        calls = with_real_states(calls)
     yield calls
     yield stacks
     yield frames
     yield _config_table(source, dump.get("pg_config"))
-    yield _as_collectives(_status_table(source, dump.get("pg_status"), names), calls, is_own="rankscope" in dump)
-    yield _rank_table(source, dump, calls)
+    status = _status_table(source, dump.get("pg_status"), names)
+    yield status if is_own else _as_collectives(status, calls)
+    yield _rank_table(source, dump, calls, recorder)
     if problem:
         kept = f"its {len(calls):,} oldest calls were read, the newest are lost" if len(calls) else "its calls are lost"
         problem = f"{problem}: {kept}"
@@ -187,7 +206,7 @@ def _status_table(source: Source, status: Any, names: dict[int, str]) -> Table:
         try:
             pg_id = int(key)
             row: dict[str, Any] = {"file_id": source.file_id, "rank": source.rank, "pg_id": pg_id}
-            for name in ("last_enqueued", "last_started", "last_completed"):
+            for name in _COUNTERS:
                 row[name] = max(int(counters.get(f"{name}_collective", MISSING)), MISSING)
         except (ValueError, TypeError, AttributeError, OverflowError):
             continue  # one unreadable counter must not cost the calls
@@ -196,28 +215,39 @@ def _status_table(source: Source, status: Any, names: dict[int, str]) -> Table:
     return Table.from_rows("group_status", rows)
 
 
-def _as_collectives(status: Table, calls: Table, *, is_own: bool) -> Table:
-    """gloo's counters count sends and receives as well, which have no sequence number: here they count collectives."""
+def _as_collectives(status: Table, calls: Table) -> Table:
+    """Some counters count sends and receives as well, which have no sequence number: here they count collectives."""
     backends = calls.text("backend")
-    is_gloo = np.array([name == "gloo" for name in backends.values], bool)[backends.codes]
-    if is_own or not is_gloo.any() or not len(status):
+    is_gloo, is_native = (
+        np.array([name in names for name in backends.values], bool)[backends.codes] if len(calls) else np.empty(0, bool)
+        for names in (("gloo",), _COUNT_COLLECTIVES)
+    )
+    if is_native.all() or not len(status):
         return status
-    counters = {name: status.array(name).copy() for name in ("last_enqueued", "last_started", "last_completed")}
+    counters = {name: status.array(name).copy() for name in _COUNTERS}
     for row, pg_id in enumerate(status.array("pg_id").tolist()):
-        of_group = np.flatnonzero(is_gloo & (calls.array("pg_id") == pg_id))
+        of_group = np.flatnonzero(~is_native & (calls.array("pg_id") == pg_id))
         op_ids, seqs = calls.array("op_id")[of_group], calls.array("seq")[of_group]
-        if not len(of_group) or (op_ids < seqs).any():  # other versions of torch count otherwise
+        if not len(of_group) or not _counts_ops(op_ids, seqs, counters["last_enqueued"][row], is_gloo[of_group[0]]):
             continue
         for counter in counters.values():
             newest = int(np.searchsorted(op_ids, counter[row], side="right")) - 1
             if newest >= 0:
                 counter[row] = seqs[newest]
             elif counter[row] >= 0:  # older than what the ring has kept
-                counter[row] = max(int(counter[row] - (op_ids[0] - seqs[0])), 0)
+                counter[row] = max(int(counter[row] - (op_ids[0] - seqs[0])), 0) if is_gloo[of_group[0]] else MISSING
     return status.replaced(counters)
 
 
-def _rank_table(source: Source, dump: dict[str, Any], calls: Table) -> Table:
+def _counts_ops(op_ids: Array, seqs: Array, last_enqueued: int, is_gloo: bool) -> bool:
+    """Whether a counter holds the number of an operation, not that of a collective."""
+    if is_gloo:
+        return not (op_ids < seqs).any()  # other versions of torch count otherwise
+    # The hook for other backends counts so; whoever else records itself may count either.
+    return bool((np.diff(op_ids) > 0).all() and last_enqueued == op_ids[-1] != seqs[-1])
+
+
+def _rank_table(source: Source, dump: dict[str, Any], calls: Table, recorder: str) -> Table:
     record_ids = calls.array("record_id")
     told = dump.get("rankscope")  # only our own recorder says whose dump it is
     own: dict[str, Any] = told if isinstance(told, dict) else {}
@@ -226,7 +256,7 @@ def _rank_table(source: Source, dump: dict[str, Any], calls: Table) -> Table:
         "rank": source.rank,
         "host": plain_text(own.get("host")) or source.host,
         "file_id": source.file_id,
-        "recorder": "rankscope" if own else "torch",
+        "recorder": recorder,
         "version": plain_text(dump.get("version")),
         "comm_version": plain_text(dump.get("comm_lib_version", dump.get("nccl_version"))),
         "n_calls": len(calls),

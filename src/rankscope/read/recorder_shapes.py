@@ -80,7 +80,8 @@ def describe_shape(shape: tuple[Any, ...]) -> dict[str, Any]:
         "op": transfer.group(1) if transfer else SAME_OP.get(operation, operation),
         # Group-local until the groups are known; see analyze/groups.py.
         "peer": int(transfer.group(3)) if transfer and transfer.group(3) != "?" else MISSING,
-        "is_p2p": bool(is_p2p) or transfer is not None,
+        # torchcomms names neither the other side of a transfer nor, in its field, that it is one.
+        "is_p2p": bool(is_p2p) or transfer is not None or operation in ("send", "recv"),
         "role": "batch" if _TRAILER.search(operation) else "call",
         "pg_id": int(pg_id),
         "group_name": str(group[0]) if group else str(pg_id),

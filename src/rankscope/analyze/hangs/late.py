@@ -9,6 +9,7 @@ import numpy as np
 from rankscope.analyze.hangs.evidence import call_text, group_ref, group_text, location_of
 from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
+from rankscope.analyze.hangs.wording import blind_backend
 from rankscope.analyze.manifests import came_to_an_end, ended_well
 from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.finding import Comparison, Evidence, Finding, Side, count_noun, format_duration, ranks_phrase
@@ -79,6 +80,7 @@ def unfinished(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     if not len(groups):
         if not causes_of(trace):
             yield from _unnoticed(view)
+            yield from _unrecorded(view)
         return
     firsts = is_open[first]
     order = np.argsort(matches.array("first_created_ns")[firsts], kind="stable")
@@ -106,7 +108,8 @@ def unfinished(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
 
 def _unnoticed(view: JobView) -> Iterator[Finding]:
     """Ends that peers saw and a rank did not: most likely its dump is a moment older, so this is no warning."""
-    rows = np.flatnonzero(view.calls.array("status_inferred") & view.is_done & ~view.is_p2p & ~view.is_member)
+    is_inferred = view.calls.array("status_inferred") & ~view.ends_unrecorded
+    rows = np.flatnonzero(is_inferred & view.is_done & ~view.is_p2p & ~view.is_member)
     if not len(rows):
         return
     ranks = tuple(np.unique(view.rank[rows]).tolist())
@@ -128,6 +131,30 @@ def _unnoticed(view: JobView) -> Iterator[Finding]:
         ),
         help=f"if the job hung when the dumps were taken, {ranks_phrase(ranks)} is where to look: device errors, links",
     )
+
+
+def _unrecorded(view: JobView) -> Iterator[Finding]:
+    """All ranks have made the same calls, and nobody has seen them end: neither a hang nor its absence is shown."""
+    for group, name in list(view.blind_groups.items())[:_MAX_GROUPS]:
+        last = int(np.flatnonzero(view.ends_unrecorded & (view.group == group))[-1])
+        members = view.members[group]
+        where = f"seq {int(view.seq[last])} of {group_text(view, group)}"
+        yield Finding(
+            code="H111",
+            rule="unfinished",
+            severity="info",
+            certainty="certain",
+            title=f"whether the last call, {call_text(view, last)} ({where}), completed is not recorded",
+            group=group_ref(view, group),
+            location=location_of(view, last),
+            evidence=Evidence(
+                certain=("no member is behind in the collectives of the group", blind_backend(view, group)),
+                notes=("counted as done; `rankscope fr PATH -j` marks them as inferred",),
+                facts={"backend": name, "n_members": len(members)},
+            ),
+            help="if the job hung when the dumps were taken, the Python stacks of its ranks show where: "
+            "rankscope record, py-spy dump --pid",
+        )
 
 
 def _progress(view: JobView, shown: Sequence[Array]) -> Comparison:

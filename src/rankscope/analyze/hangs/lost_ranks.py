@@ -71,7 +71,7 @@ def silent_losses(view: JobView) -> Iterator[Cause]:
     """No call waits, but the backend does not record how calls end, and a rank left no dump: it died, likely."""
     backends = set(view.calls.text("backend").values)
     missing = sorted({rank for members in view.members for rank in members} - view.dumped)
-    if not missing or not backends <= {"gloo", ""} or not len(view.calls):
+    if not missing or not backends <= {"gloo", "", *view.blind_groups.values()} or not len(view.calls):
         return
     rows = [int(view.rows_of(rank)[-1]) for rank in view.ranks if len(view.rows_of(rank))]
     last = max(rows, key=lambda row: int(view.created[row]))

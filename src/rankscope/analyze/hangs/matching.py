@@ -16,6 +16,8 @@ from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 STATUSES = ("done", "waiting", "aborted", "failed")
 DONE, WAITING, ABORTED, FAILED = range(4)
+_UNRECORDED = 4  # not a status: what the record of a backend that does not see calls end says of one
+_WITH_OWN_RECORDER = frozenset(("nccl", "rccl", "xccl"))
 # Dumps of one moment are taken within a second or so; a rank that lived longer than this has seen what ended.
 _UNNOTICED_NS = 2_000_000_000
 
@@ -24,7 +26,7 @@ def match_collectives(trace: Trace, signatures: Signatures) -> dict[str, Table]:
     """The tables matches and collectives (with match_id and status)."""
     calls = trace.table("collectives")
     recorded = _recorded_status(calls)
-    status = recorded.copy()
+    status = np.where(recorded == _UNRECORDED, DONE, recorded).astype(np.int8)  # unless a member has not made the call
     _settle_past_generations(trace.table("groups"), calls, status)
     is_p2p, role = calls.array("is_p2p"), calls.text("role")
     is_member = role.equals("member")
@@ -52,7 +54,19 @@ def _recorded_status(calls: Table) -> Array:
     without_states = _backends_without_states(calls)
     status[without_states & retired] = DONE
     status[~without_states & retired & ~completed] = FAILED
+    status[ends_unrecorded(calls)] = _UNRECORDED
     return status
+
+
+def ends_unrecorded(calls: Table) -> Array:
+    """Calls whose backend tells nobody that they ended: torch's recorder then lets go of them as soon as they are made.
+
+    gloo is no such backend: there a call that is retired has been run.
+    """
+    backend = calls.text("backend")
+    is_hooked = np.fromiter((name not in _WITH_OWN_RECORDER | {"gloo"} for name in backend.values), bool)
+    let_go: Array = _backends_without_states(calls) & calls.array("retired")
+    return let_go & is_hooked[backend.codes] if len(calls) else let_go
 
 
 def _settle_past_generations(groups: Table, calls: Table, status: Array) -> None:
@@ -74,7 +88,7 @@ def _backends_without_states(calls: Table) -> Array:
     has_states = np.zeros(max(len(backend.values), 1), bool)
     has_states[backend.codes[progressed]] = True
     for code, name in enumerate(backend.values):
-        if name in ("nccl", "rccl", "xccl"):
+        if name in _WITH_OWN_RECORDER:
             has_states[code] = True
     lacks: Array = ~has_states[backend.codes] if len(calls) else np.empty(0, bool)
     return lacks
@@ -191,6 +205,8 @@ def _correct_status(
     synchronises = np.fromiter((name in SYNCHRONISING for name in op.values), bool, len(op.values))[op.codes[rows]]
     absent = n_missing[match_of_row] > 0
     recorded = status[rows]
+    # Made is not ended: while a member has not made the call, the others wait in it as far as anybody can tell.
+    recorded[ends_unrecorded(calls)[rows] & absent] = WAITING
     # Without all members such a call cannot have succeeded: its backend let go of it because it failed.
     recorded[synchronises & absent & (recorded == DONE)] = FAILED
     # A rank that has not yet noticed what its peers saw complete is no evidence: dumps are not taken at one instant.

@@ -135,14 +135,13 @@ def _describe_stuck(view: JobView, cause: Cause) -> Finding:
     if cause.culprit_row != MISSING:
         site = site_text(view, cause.culprit_row)
         last = f"its last call is {call_text(view, cause.culprit_row)}" + (f" in {site}" if site else "")
+    is_blind = cause.group in view.blind_groups
+    absent = f"{ranks_phrase(cause.ranks)} {has(n_culprits)} not made the call"
     evidence = make_evidence(
         view,
         cause,
         len(peers),
-        certain=(
-            f"{ranks_phrase(cause.ranks)} {has(n_culprits)} not made the call, and {waits(n_culprits)} in no other",
-            last,
-        ),
+        certain=(absent if is_blind else f"{absent}, and {waits(n_culprits)} in no other", last),
         likely=("it is stuck or busy in Python or on the device after that line, or has left the loop",),
         notes=_host_note(view, cause.ranks),
         comparison=None if view.is_p2p[cause.peer_row] else compare_with(view, cause, peers),
@@ -150,6 +149,9 @@ def _describe_stuck(view: JobView, cause: Cause) -> Finding:
     )
     call, n_peers = call_text(view, cause.peer_row), len(peers)
     title = f"{ranks_phrase(cause.ranks)} never reached {call} that {peers_phrase(peers)} {waits(n_peers)} in"
+    if is_blind:
+        whose = "its" if n_culprits == 1 else "their"
+        title = f"{ranks_phrase(cause.ranks)} {has(n_culprits)} not made {call} that {peers_phrase(peers, whose)} made"
     if view.is_p2p[cause.peer_row]:
         title = f"{ranks_phrase(cause.ranks)} never answered {ranks_phrase(peers)}, which {waits(n_peers)} in {call}"
     where = f"what rank {cause.ranks[0]} does after that line"

@@ -64,7 +64,14 @@ def find_causes(trace: Trace) -> list[Cause]:
         ordered = [cause for cause in ordered if cause.rule != "collective-stalled"]
     if not ordered:
         return list(silent_losses(view))
+    ordered = [_as_far_as_recorded(view, cause) for cause in ordered]
     return roots_first(view, [replace(cause, blocked=frozenset(blocked_by(graph, cause))) for cause in ordered])
+
+
+def _as_far_as_recorded(view: JobView, cause: Cause) -> Cause:
+    """That calls differ is certain; that ranks wait is not where their backend does not record how calls end."""
+    is_recorded = cause.divergence is not None or cause.group not in view.blind_groups or cause.certainty != "certain"
+    return cause if is_recorded else replace(cause, certainty="likely")
 
 
 def _from_divergence(view: JobView, divergence: Divergence) -> Cause:

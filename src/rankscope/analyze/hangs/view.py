@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.dump_files import ranks_alive, ranks_cut
+from rankscope.analyze.hangs.matching import ends_unrecorded
 from rankscope.analyze.hangs.signatures import Signatures, call_signatures
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
@@ -62,6 +63,19 @@ class JobView:
         """False for calls of older layouts, which leave out the types of tensors."""
         lacks: Array = self.calls.text("input_dtypes").equals("[]") & self.calls.text("output_dtypes").equals("[]")
         return ~lacks
+
+    @cached_property
+    def ends_unrecorded(self) -> Array:
+        """True for calls whose backend does not record how they end: all that is known is who has made them."""
+        return ends_unrecorded(self.calls)
+
+    @cached_property
+    def blind_groups(self) -> dict[int, str]:
+        """Groups with such calls, and the backend that does not record their ends."""
+        backend = self.calls.text("backend")
+        groups, rows = np.unique(self.group[self.ends_unrecorded], return_index=True)
+        codes = backend.codes[self.ends_unrecorded][rows]
+        return {group: backend.values[code] for group, code in zip(groups.tolist(), codes.tolist(), strict=True)}
 
     @cached_property
     def members(self) -> list[tuple[int, ...]]:

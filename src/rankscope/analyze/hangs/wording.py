@@ -55,7 +55,7 @@ def make_finding(view: JobView, cause: Cause, title: str, evidence: Evidence, he
 
 def make_evidence(view: JobView, cause: Cause, n_named: int, **parts: Any) -> Evidence:
     """Adds what every cause has: how long it has been waited, and who else is blocked beyond the ranks it names."""
-    notes = (*parts.pop("notes", ()), *_blocked_note(cause, n_named))
+    notes = (*parts.pop("notes", ()), *_blocked_note(cause, n_named), *_blind_note(view, cause))
     return Evidence(notes=notes, waiting_ns=waited_ns(view, cause.match), n_blocked=len(cause.blocked), **parts)
 
 
@@ -64,6 +64,18 @@ def _blocked_note(cause: Cause, n_named: int) -> tuple[str, ...]:
     if n_others <= 0:
         return ()
     return (f"{count_noun(n_others, 'more rank')} {waits(n_others)} for these: effects, not listed (--all)",)
+
+
+def _blind_note(view: JobView, cause: Cause) -> tuple[str, ...]:
+    if cause.group not in view.blind_groups:
+        return ()
+    return (f"{blind_backend(view, cause.group)}: the verdict rests on who has made which call",)
+
+
+def blind_backend(view: JobView, group: int) -> str:
+    """`backend ucc does not record whether calls complete`, of a group in which that is so."""
+    name = view.blind_groups[group]
+    return f"{f'backend {name}' if name else 'this backend'} does not record whether calls complete"
 
 
 def waited_ns(view: JobView, match: int) -> int | None:
