@@ -75,11 +75,11 @@ def test_torchcomms_calls_are_numbered_per_communicator(tmp_path: Path) -> None:
         0: torchcomms_dump(calls, GROUPS, cuda=True),
         1: torchcomms_dump([*alone, *calls], {**GROUPS, "alone": [1]}, cuda=True),
     }
-    trace = load([write_job(tmp_path, dumps)])
+    trace = load([write_job(tmp_path, dumps, "torchcomms_fr_trace_{}.json")])
     expected = [("world", "all_reduce", 1), ("world", "send", 1), ("dp", "all_gather", 1), ("world", "barrier", 2)]
     assert _numbered(trace) == expected
     assert _numbered(trace, 1)[2:] == expected
-    assert {row["recorder"] for row in rows_of(trace, "ranks")} == {"torchcomms"}
+    assert {(row["recorder"], row["host"]) for row in rows_of(trace, "ranks")} == {("torchcomms", "")}
     assert codes(report_of(tmp_path)) == set()
 
 
@@ -145,7 +145,8 @@ def test_dumps_of_two_backends_are_one_rank(tmp_path: Path) -> None:
     folder = _write_both(tmp_path, {r: _device_dump(3) for r in (0, 1)}, {r: _gloo_dump(3) for r in (0, 1)})
     trace = load([folder])
     assert {row["status"] for row in rows_of(trace)} == {"read"}
-    assert [(row["rank"], row["n_calls"]) for row in rows_of(trace, "ranks")] == [(0, 6), (1, 6)]
+    ranks = rows_of(trace, "ranks")
+    assert [(row["rank"], row["n_calls"], row["host"]) for row in ranks] == [(0, 6, ""), (1, 6, "")]
     calls = [row for row in rows_of(trace, "collectives") if row["rank"] == 0]
     assert [(row["backend"], row["seq"]) for row in calls] == [
         (backend, seq) for seq in (1, 2, 3) for backend in ("gloo", "nccl")

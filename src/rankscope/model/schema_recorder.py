@@ -120,7 +120,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         peer            int32  Global rank of the other side of a send or receive.
         state           text   scheduled, started or completed, as recorded.
         status          text   done, waiting, aborted (completed only by the abort after its time-out) or failed.
-        status_inferred bool   True when peers or later calls tell the status: the rank's own record says otherwise.
+        status_inferred bool   True when peers or later calls tell the status, and the rank's own record does not.
         retired         bool   True when the watchdog let go of it.
         created_ns      int64  When the CPU enqueued it.
         started_ns      int64  When its start was noticed.

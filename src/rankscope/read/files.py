@@ -36,7 +36,8 @@ _LAST_INTEGER = re.compile(r"(\d+)(?!.*\d)")
 COMPILE_LOG_NAME = re.compile(r"dedicated_log_torch_trace_(?:rank_(?P<rank>\d{1,9})(?=[_.]))?", re.IGNORECASE)
 # Words that the names of traces are made of. What is left of a name without them and the rank is the host.
 _PREFIX_WORDS = re.compile(
-    r"(comm_lib|nccl|rankscope|torchcomms|fr|kineto)?_?(trace_rank|trace|clean|rank|dump)"
+    r"((torchcomms_)?fr|comm_lib|[nrx]ccl|nccl2|hccl|gloo|ucc|mpi|rankscope|torchcomms|kineto)?_?"
+    r"(trace_rank|trace|clean|rank|dump)"
     r"|torch_(et|logs)|stacks|metrics|desync|nsys",
     re.IGNORECASE,
 )

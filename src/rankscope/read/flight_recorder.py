@@ -82,7 +82,9 @@ def _load(source: Source) -> tuple[dict[str, Any], str]:
                 stream.read(1)  # only then does a packed file say that it was cut behind the dump
             elif stream.peek(len(_NOT_TAKEN)).startswith(_NOT_TAKEN):  # type: ignore[attr-defined]
                 reason = stream.read(400)[len(_NOT_TAKEN) :].decode(errors="replace").strip().removesuffix("]")
-                raise BadFileError(f"says why there is no dump: {reason}", "set TORCH_FR_BUFFER_SIZE before the start")
+                raise BadFileError(
+                    f"says why there is no dump: {reason}", "let torch write it: TORCH_FR_DUMP_TEMP_FILE"
+                )
             else:
                 dump = _load_json(stream.read())
     except RefusedClassError as error:

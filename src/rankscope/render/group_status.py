@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from rankscope.model.call_ends import ends_unrecorded
 from rankscope.model.call_text import describe_shapes, describe_types
 from rankscope.model.finding import count_noun, format_ranks, ranks_phrase
 from rankscope.model.tables import MISSING, Array, Table, Trace
@@ -237,9 +238,12 @@ def completion_notes(trace: Trace, calls: Array) -> list[str]:
     is_done = table.text("status").equals("done")[calls]
     inferred, completed = table.array("status_inferred")[calls], table.text("state").equals("completed")[calls]
     notes = []
-    if (is_done & inferred).any():
+    backends, unrecorded = table.text("backend"), ends_unrecorded(table)[calls]
+    if (is_done & inferred & ~unrecorded).any():
         notes.append("done (inferred): the rank did not record the end; its peers, or later calls, tell that it ended")
-    backends = table.text("backend")
+    for code in np.unique(backends.codes[calls[is_done & unrecorded]]).tolist():
+        who = backends.values[code] or "this backend"
+        notes.append(f"done (inferred): {who} does not record whether calls complete; all ranks have made the call")
     silent = np.unique(backends.codes[calls[is_done & ~inferred & ~completed]])
     names = sorted(backends.values[code] or "this backend" for code in silent.tolist())
     without_end = "leaves calls in the state `scheduled`: done means retired, which a failed call is too"

@@ -11,13 +11,13 @@ from itertools import pairwise
 import numpy as np
 
 from rankscope.analyze.hangs.signatures import SYNCHRONISING, Signatures
+from rankscope.model.call_ends import ends_unrecorded, lack_states
 from rankscope.model.clock import POLL_NS, median
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 STATUSES = ("done", "waiting", "aborted", "failed")
 DONE, WAITING, ABORTED, FAILED = range(4)
 _UNRECORDED = 4  # not a status: what the record of a backend that does not see calls end says of one
-_WITH_OWN_RECORDER = frozenset(("nccl", "rccl", "xccl"))
 # Dumps of one moment are taken within a second or so; a rank that lived longer than this has seen what ended.
 _UNNOTICED_NS = 2_000_000_000
 
@@ -51,22 +51,11 @@ def _recorded_status(calls: Table) -> Array:
     # An abort ends stuck kernels, which then look complete: a completion after the time-out is one of those.
     late = completed & (timeout > 0) & (end > 0) & (end - calls.array("created_ns") > timeout)
     status[late] = ABORTED
-    without_states = _backends_without_states(calls)
+    without_states = lack_states(calls)
     status[without_states & retired] = DONE
     status[~without_states & retired & ~completed] = FAILED
     status[ends_unrecorded(calls)] = _UNRECORDED
     return status
-
-
-def ends_unrecorded(calls: Table) -> Array:
-    """Calls whose backend tells nobody that they ended: torch's recorder then lets go of them as soon as they are made.
-
-    gloo is no such backend: there a call that is retired has been run.
-    """
-    backend = calls.text("backend")
-    is_hooked = np.fromiter((name not in _WITH_OWN_RECORDER | {"gloo"} for name in backend.values), bool)
-    let_go: Array = _backends_without_states(calls) & calls.array("retired")
-    return let_go & is_hooked[backend.codes] if len(calls) else let_go
 
 
 def _settle_past_generations(groups: Table, calls: Table, status: Array) -> None:
@@ -79,19 +68,6 @@ def _settle_past_generations(groups: Table, calls: Table, status: Array) -> None
     newest = np.zeros(int(owner.max()) + 1, np.int64)
     np.maximum.at(newest, owner, generation[group])
     status[(generation[group] < newest[owner]) & (status != DONE)] = DONE
-
-
-def _backends_without_states(calls: Table) -> Array:
-    """gloo and some hooked backends leave every call `scheduled`; there, retired is all there is."""
-    backend = calls.text("backend")
-    progressed = ~calls.text("state").equals("scheduled")
-    has_states = np.zeros(max(len(backend.values), 1), bool)
-    has_states[backend.codes[progressed]] = True
-    for code, name in enumerate(backend.values):
-        if name in _WITH_OWN_RECORDER:
-            has_states[code] = True
-    lacks: Array = ~has_states[backend.codes] if len(calls) else np.empty(0, bool)
-    return lacks
 
 
 def _one_row_per_rank(calls: Table, rows: Array) -> Array:

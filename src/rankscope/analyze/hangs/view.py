@@ -9,8 +9,8 @@ import numpy as np
 
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.dump_files import ranks_alive, ranks_cut
-from rankscope.analyze.hangs.matching import ends_unrecorded
 from rankscope.analyze.hangs.signatures import Signatures, call_signatures
+from rankscope.model.call_ends import ends_unrecorded
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
 
