@@ -23,6 +23,8 @@ from read.newer_dumps import SECOND, as_json, config, hooked_dump, torchcomms_du
         ("recv 1<-?", ("", "recv", -1, True)),
         ("all_reduce", ("", "all_reduce", -1, False)),
         ("c10d:allreduce", ("c10d", "all_reduce", -1, False)),
+        ("ncclx:reduce_scatter_single", ("ncclx", "reduce_scatter", -1, False)),
+        ("ncclx:all_to_all_v_single", ("ncclx", "all_to_all", -1, False)),
         ("ncclx:send", ("ncclx", "send", -1, True)),
     ],
 )

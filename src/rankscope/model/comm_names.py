@@ -49,6 +49,13 @@ SAME_OP = {
     "all_to_all_single": "all_to_all",
     "allreduce_coalesced": "all_reduce_coalesced",
     "recvAnySource": "recv",
+    # torchcomms
+    "all_gather_single": "all_gather",
+    "all_gather_v": "all_gather",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_v": "reduce_scatter",
+    "all_to_all_v_single": "all_to_all",
+    "gather_single": "gather",
     "sendrecv": "send_recv",
 }
 P2P_OPS = ("send", "recv", "send_recv")
