@@ -25,6 +25,7 @@ RULE_MODULES = tuple(
         "hangs.holes",
         "hangs.elsewhere",
         "hangs.raised",
+        "hangs.outside",
         "device.host_late",
         "device.exposed",
         "device.loading",

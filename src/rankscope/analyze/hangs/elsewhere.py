@@ -24,7 +24,7 @@ from rankscope.model.tables import MISSING, Trace
 
 _SAME_TIME_NS = 600 * 10**9  # stacks of one hang: watchdogs fire, and people press keys, some minutes apart
 _MAX_ODD = 4  # at most a quarter of the ranks is odd; more are another part of the program
-_HANGS = re.compile(r"no collective|time.?out|watchdog|hang|stall", re.IGNORECASE)
+HANGS = re.compile(r"no collective|time.?out|watchdog|hang|stall", re.IGNORECASE)
 _MAX_SAID = 4
 NO_MAIN = "no stack is known to be that of a rank's main thread"
 
@@ -92,7 +92,7 @@ def _split(trace: Trace, standings: Sequence[Standing]) -> tuple[list[Standing],
 
 
 def _is_hang(standings: Sequence[Standing]) -> bool:
-    return any(_HANGS.search(each.reason) for each in standings) or all(each.has_stayed for each in standings)
+    return any(HANGS.search(each.reason) for each in standings) or all(each.has_stayed for each in standings)
 
 
 def _describe(trace: Trace, odd: Sequence[Standing], usual: Sequence[Standing], *, is_hang: bool) -> Finding:
