@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from analyze.building import MS, Setting, findings, found, job
+from rankscope.analyze import run_rules
 from rankscope.analyze.chance import WITHOUT_CORE
 from rankscope.model.tables import Table, Trace
 
@@ -126,3 +127,39 @@ def test_a_rank_that_is_always_the_last_of_many_is_named_on_a_crowded_host_too()
 
 def test_a_group_of_two_has_stragglers_too() -> None:
     assert stragglers(job(arrivals({0: PUNCTUAL, 1: [60] * N_STEPS}))) == [(1,)]
+
+
+def why_skipped(programs: Mapping[int, Sequence[str]], dropped: int = 0) -> str:
+    trace = job(programs, Setting(dropped=dict.fromkeys(programs, dropped)))
+    return next(check.why for check in run_rules(trace)[2] if check.rule == "straggler")
+
+
+def steps(n_steps: int, n_layers: int = 20) -> dict[int, list[str]]:
+    """Steps of many equal calls, and of two others at their end."""
+    ending = ["dp:1 all_reduce [1] done @loop.py:30", "dp:1 barrier done @loop.py:31"]
+    return dict.fromkeys(range(2), [*["dp:1 all_reduce done @loop.py:9"] * n_layers, *ending] * n_steps)
+
+
+def test_a_ring_that_kept_a_few_steps_is_said_not_to_show_a_habit() -> None:
+    assert why_skipped(steps(2, n_layers=998), dropped=500) == (
+        "the ring kept 2,000 calls of a rank, about 2 steps, and a habit shows in 4 or more: "
+        "record with TORCH_FR_BUFFER_SIZE=10000"
+    )
+    assert "TORCH_FR_BUFFER_SIZE=2000" in why_skipped(steps(1), dropped=500)
+    # A ring of many steps is not to blame where ranks only send and receive.
+    transfers = {0: ["pp:1 send>1 done @loop.py:9"] * 9, 1: ["pp:1 recv<0 done @loop.py:12"] * 9}
+    assert why_skipped(transfers, dropped=500).startswith("no group has more than 0 collectives")
+
+
+def test_a_ring_that_kept_enough_steps_is_judged_whatever_it_dropped() -> None:
+    assert why_skipped(steps(6), dropped=500) == ""
+    # Nor does it matter that the job began with calls that it never made again.
+    began = [f"dp:1 all_reduce [{size}] done @start.py:3" for size in range(1, 60)]
+    assert why_skipped({rank: [*began, *program] for rank, program in steps(6).items()}, dropped=1) == ""
+
+
+def test_a_job_of_a_few_calls_is_too_short_for_a_habit_whatever_the_ring() -> None:
+    assert why_skipped({0: ["dp:1 all_reduce done"] * 3, 1: ["dp:1 all_reduce done"] * 3}) == (
+        "no group has more than 3 collectives that all its ranks finished: a habit shows in 4 or more"
+    )
+    assert why_skipped(steps(1)) == ""  # a single step, but all that there was

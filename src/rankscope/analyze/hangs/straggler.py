@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,15 +11,18 @@ import numpy as np
 from rankscope.analyze.chance import explains, likelihood, without_core
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.evidence import call_text, collective_ref, group_ref, group_text, location_of
+from rankscope.analyze.hangs.programs import programs_of
 from rankscope.analyze.hangs.signatures import SYNCHRONISING
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.hangs.wording import peers_phrase
-from rankscope.analyze.registry import Effect, rule
+from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.clock import median
-from rankscope.model.finding import Evidence, Finding, format_duration
+from rankscope.model.finding import Evidence, Finding, count_noun, format_duration
 from rankscope.model.tables import Array, Trace
 
 _MIN_EVENTS = 4
+_ENOUGH_STEPS = 10  # for a ring to show a habit beside what is not delayed
+_USUAL_RING = 2000  # what torch keeps unless told otherwise
 _MIN_LATE_NS = 10_000_000
 _MIN_SHARE_OF_TIME = 0.1  # less than this of the group's time lost is not worth a finding
 _MAX_SPREAD = 0.5  # lateness that varies more than this around its median is noise, not a habit
@@ -30,7 +34,7 @@ _HABIT_IF_CROWDED = (0.9, 1e-6)  # on a host with too few cores, where delays co
 
 
 @rule("S201", "straggler", needs=("collectives", "groups", "matches"))
-def straggler(trace: Trace) -> Iterator[Finding | Effect]:
+def straggler(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """A rank joins its collectives late, step after step, and the others wait for it.
 
     What it means: the time from the middle of the group to this rank's arrival is lost on all other ranks, in every
@@ -46,12 +50,18 @@ def straggler(trace: Trace) -> Iterator[Finding | Effect]:
     largest loss, which is the one that is reported. Between hosts only lateness beyond the uncertainty of their clocks
     counts; without completion times (gloo) the clocks of different hosts are taken as they are. On a host with more to
     do than it has cores, ranks are late by chance: where the collector saw that ranks waited for a core for as long, a
-    rank is named only if it is the last nearly always.
+    rank is named only if it is the last nearly always. A ring that kept only a few steps shows no habit: the rule is
+    then listed as not checked, with the ring size that would do.
     """
     view = job_view(trace)
-    found = [late for rows in _group_matrices(view) if (late := _late_rank(view, rows)) is not None]
+    matrices = list(_group_matrices(view))
+    found = [late for rows in matrices if (late := _late_rank(view, rows)) is not None]
     if found:
         yield _finding(view, max(found, key=lambda late: late.lost_ns))
+        return
+    too_little = _too_little(view, n_most=max((rows.shape[1] for rows in matrices), default=0))
+    if too_little:
+        yield Skipped(too_little)
 
 
 @dataclass(frozen=True)
@@ -84,8 +94,32 @@ def _group_matrices(view: JobView) -> Iterator[Array]:
     for group in sorted(set(groups.tolist())):
         chosen = usable[groups == group]
         members = np.arange(int(n_members[chosen[0]]))
-        if len(chosen) >= _MIN_EVENTS:
-            yield rows[starts[chosen][:, None] + members].T
+        yield rows[starts[chosen][:, None] + members].T
+
+
+def _too_little(view: JobView, n_most: int) -> str:
+    """Why no habit could show in what was kept, and what would do; empty where one could. `n_most`: collectives."""
+    ranks = view.trace.table("ranks")
+    short = ranks.array("rank")[ranks.array("n_dropped") > 0].tolist()
+    # Who dropped calls and kept few steps needs a larger ring; for all others the ring is not to blame.
+    kept = [(_n_steps(view, rank), len(view.rows_of(rank))) for rank in short]
+    n_steps, n_calls = min(kept, default=(_MIN_EVENTS, 0))
+    if n_steps < _MIN_EVENTS:
+        size = max(_USUAL_RING, math.ceil(n_calls * _ENOUGH_STEPS / max(n_steps, 1) / 1000) * 1000)
+        about = f"the ring kept {count_noun(n_calls, 'call')} of a rank, about {count_noun(max(n_steps, 1), 'step')}"
+        return f"{about}, and a habit shows in {_MIN_EVENTS} or more: record with TORCH_FR_BUFFER_SIZE={size}"
+    if n_most < _MIN_EVENTS:
+        most = f"no group has more than {count_noun(n_most, 'collective')} that all its ranks finished"
+        return f"{most}: a habit shows in {_MIN_EVENTS} or more"
+    return ""
+
+
+def _n_steps(view: JobView, rank: int) -> int:
+    """How often the rank made the calls that it makes now: what it called only when it began is no measure."""
+    tokens = programs_of(view.trace).token[view.rows_of(rank)]
+    recent = np.unique(tokens[len(tokens) // 2 :])
+    _, counts = np.unique(tokens[np.isin(tokens, recent)], return_counts=True)
+    return int(np.median(counts)) if len(counts) else 0
 
 
 def _late_rank(view: JobView, rows: Array) -> Late | None:
