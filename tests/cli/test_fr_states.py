@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +36,28 @@ def test_done_on_a_backend_without_states_says_what_it_rests_on(
         write_dump(tmp_path / f"nccl_trace_rank_{rank}", make_dump([call], pg_status={}))
     assert main(["fr", str(tmp_path), "-j"]) == 0
     assert "gloo leaves calls in the state `scheduled`: done means retired" in capsys.readouterr().out
+
+
+def test_torchs_own_names_and_states_are_shown_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended: dict[str, Any] = {"state": "completed", "retired": True, "time_discovered_completed_ns": 3 * 10**9}
+    for rank, told in enumerate(({"state": "started"}, ended)):
+        calls = [make_entry(1, **told), make_entry(2, profiling_name="nccl:all_gather")]
+        write_dump(tmp_path / f"nccl_trace_rank_{rank}", make_dump(calls, pg_status={}))
+    assert main(["fr", str(tmp_path), "-j", "--raw", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["cells"] for row in answer["rows"]] == [
+        ["nccl:all_reduce [4,8] f32 started", "nccl:all_reduce [4,8] f32 completed"],
+        ["nccl:all_gather [4,8] f32 scheduled"] * 2,
+    ]
+    assert answer["notes"] == []
+    assert main(["fr", str(tmp_path), "-j", "--raw"]) == 0
+    printed = capsys.readouterr().out
+    assert "nccl:all_reduce [4,8] f32 started" in printed
+    assert "inferred" not in printed
+    assert main(["fr", str(tmp_path), "-j"]) == 0
+    assert "nccl:" not in capsys.readouterr().out
+
+
+def test_raw_without_the_calls_says_what_it_belongs_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fr", str(tmp_path), "--raw"]) == 2
+    assert f"rankscope fr {tmp_path} -j --raw" in capsys.readouterr().err

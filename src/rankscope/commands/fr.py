@@ -37,6 +37,7 @@ class Selection(NamedTuple):
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", help="a dump, a folder of dumps or an archive of them")
     _add_flag(parser, "-j", "--just-print-entries", action="store_true", help="print all calls, ranks side by side")
+    parser.add_argument("--raw", action="store_true", help="with -j: torch's own names and states (scheduled, started)")
     _add_flag(
         parser,
         "--selected-ranks",
@@ -101,6 +102,8 @@ def _count(text: str) -> int:
 
 
 def run(args: Namespace) -> int:
+    if args.raw and not args.just_print_entries:
+        raise UsageError("--raw is about the calls that -j prints", f"rankscope fr {_quoted(args.paths)} -j --raw")
     destination = _destination(args)
     trace = load_trace(args, replica_shift(args))
     selection = _select(trace, args)
@@ -213,8 +216,9 @@ def _print_entries(trace: Trace, selection: Selection, args: Namespace) -> int:
     from rankscope.render.side_by_side import place_side_by_side, side_by_side_lines
     from rankscope.render.stack_list import stack_lines, stack_records
 
-    notes = completion_notes(trace, selection.calls)
-    table = place_side_by_side(trace, selection.calls, with_stacks=args.print_stack_trace)
+    # The notes say what `done` rests on, a word that torch does not use.
+    notes = [] if args.raw else completion_notes(trace, selection.calls)
+    table = place_side_by_side(trace, selection.calls, with_stacks=args.print_stack_trace, as_recorded=args.raw)
     if args.json:
         rows = [
             {"group": table.families[row.family].label, "seq": row.label, "cells": cells}

@@ -52,6 +52,7 @@ def run(args: Namespace) -> int:
     args.paths = [args.trace_dir]
     args.torch_layout = bool(args.output)
     args.force = bool(args.output) and _is_earlier_output(args.output)
+    args.raw = False
     return fr.run(args)
 
 

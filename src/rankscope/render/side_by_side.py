@@ -20,10 +20,12 @@ from rankscope.model.tables import MISSING, Array, Table, Trace
 from rankscope.render.compare import comparison_lines
 
 _COLLECTIVE, _TRANSFER, _UNMATCHED = range(3)
-_CELL_TEXTS = ("op", "input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "status")
-
+_SHAPE_TEXTS = ("input_sizes", "output_sizes", "input_dtypes", "output_dtypes")
+_JUDGED = ("op", "status")  # what rankscope calls a call and its end
+_AS_RECORDED = ("name", "state")  # what torch does
 
 Part = frozenset[tuple[str, int]]
+Words = tuple[str, str]  # the columns that name a call and say how it ended
 
 
 class Family(NamedTuple):
@@ -48,8 +50,10 @@ class SideBySide(NamedTuple):
     """Column by column; empty where the rank has no record of the call."""
 
 
-def place_side_by_side(trace: Trace, calls: Array, with_stacks: bool = False) -> SideBySide:
-    """Lines up the given rows of `collectives`."""
+def place_side_by_side(
+    trace: Trace, calls: Array, *, with_stacks: bool = False, as_recorded: bool = False
+) -> SideBySide:
+    """Lines up the given rows of `collectives`, on request with torch's own names and states of the calls."""
     families, family_of_group = group_families(trace)
     if not len(calls):
         return SideBySide(families, (), (), ())
@@ -60,7 +64,8 @@ def place_side_by_side(trace: Trace, calls: Array, with_stacks: bool = False) ->
     rows = tuple(
         Row(int(family[at]), f"p2p {numbers[at]}" if kinds[at] else str(numbers[at])) for at in examples[order].tolist()
     )
-    codes, texts = _cell_codes(trace, calls, with_stacks)
+    words = _AS_RECORDED if as_recorded else _JUDGED
+    codes, texts = _cell_codes(trace, calls, words, with_stacks=with_stacks)
     columns = _equal_ranks(trace.table("collectives").array("rank")[calls], place[keys], codes)
     cells = []
     for ranks, (places, cell_codes) in columns:
@@ -283,8 +288,9 @@ def _cycle_behind(node: int, leaders: Sequence[Sequence[int]], place: Sequence[i
 class CellTexts:
     """The words for each cell code; made once per code, as calls repeat."""
 
-    def __init__(self, table: Table, examples: Array, stacks: Collection[int]) -> None:
+    def __init__(self, table: Table, examples: Array, words: Words, stacks: Collection[int]) -> None:
         self._table = table
+        self._words = words
         self._examples = examples.tolist()
         self._stacks = stacks  # those whose numbers are to be shown
         self._made: dict[tuple[int, int], str] = {}
@@ -297,16 +303,17 @@ class CellTexts:
         return self._made[code, whose]
 
     def _make(self, row: int, whose: int) -> str:
-        op, inputs, outputs, in_types, out_types, status = (self._table.text(name)[row] for name in _CELL_TEXTS)
-        if self._table.array("status_inferred")[row]:
-            status += " (inferred)"
+        called, ending = (self._table.text(name)[row] for name in self._words)
+        inputs, outputs, in_types, out_types = (self._table.text(name)[row] for name in _SHAPE_TEXTS)
+        if self._words == _JUDGED and self._table.array("status_inferred")[row]:
+            ending += " (inferred)"
         stack = int(self._table.array("stack_id")[row])
         parts = (
-            op,
-            self._peer(row, op, whose),
+            called,
+            self._peer(row, self._table.text("op")[row], whose),
             describe_shapes(inputs, outputs),
             describe_types(in_types, out_types),
-            status,
+            ending,
             f"#{stack}" if stack in self._stacks else "",
         )
         return " ".join(filter(None, parts))
@@ -319,12 +326,13 @@ class CellTexts:
         return f"{direction} {whose + peer - rank}" if whose != MISSING else f"{direction} rank{peer - rank:+d}"
 
 
-def _cell_codes(trace: Trace, calls: Array, with_stacks: bool) -> tuple[Array, CellTexts]:
+def _cell_codes(trace: Trace, calls: Array, words: Words, *, with_stacks: bool) -> tuple[Array, CellTexts]:
     """Equal codes for calls that read the same, seen from their own rank."""
     table = trace.table("collectives")
     peer, rank = table.array("peer")[calls].astype(np.int64), table.array("rank")[calls]
-    columns: list[Array] = [table.text(name).codes[calls] for name in _CELL_TEXTS]
-    columns.append(table.array("status_inferred")[calls].astype(np.int64))
+    columns: list[Array] = [table.text(name).codes[calls] for name in (*words, "op", *_SHAPE_TEXTS)]
+    if words == _JUDGED:
+        columns.append(table.array("status_inferred")[calls].astype(np.int64))
     columns.append(np.where(peer == MISSING, 0, (peer - rank) * 2 + 1))
     if with_stacks:
         columns.append(table.array("stack_id")[calls])
@@ -332,7 +340,7 @@ def _cell_codes(trace: Trace, calls: Array, with_stacks: bool) -> tuple[Array, C
     _, examples = np.unique(codes, return_index=True)
     # A dump without stacks gives its calls the stack without frames, which is not worth a number.
     stacks = set(trace.table("stacks").array("stack_id").tolist()) if with_stacks else set()
-    return codes, CellTexts(table, calls[examples], stacks)
+    return codes, CellTexts(table, calls[examples], words, stacks)
 
 
 def _equal_ranks(rank: Array, place: Array, codes: Array) -> list[tuple[tuple[int, ...], tuple[Array, Array]]]:
