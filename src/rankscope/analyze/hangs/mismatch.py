@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import differences, dtype_text, group_text, shape_text, stack_groups
+from rankscope.analyze.hangs.leaving import HELP, left_early
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.wording import (
     NEEDS,
@@ -37,13 +38,15 @@ def op_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
     another one, so neither call can ever complete, and every rank that depends on them waits.
 
     Why it happens: a branch that is taken on some ranks only (a condition on local data, a rank number, a NaN
-    check), an exception handler that goes on with other collectives, or two code versions in one job.
+    check), an exception handler that goes on with other collectives, or two code versions in one job. A rank with fewer
+    batches leaves the training loop early and is at the call after it: the finding says so where the lines show it.
 
     What to do: make the condition the same on all ranks, for example by an all_reduce of the flag before the branch.
     Compare the two source lines shown.
 
     What could fool it: in a group of two, nobody is in the majority. Then sibling groups and earlier steps decide,
-    and the finding says so; when these are silent too, both ranks are named.
+    and the finding says so; when these are silent too, both ranks are named. A rare branch further down in the loop
+    than all its other calls looks like the end of the loop.
     """
     yield from findings_of(trace, "H102", _describe_op)
 
@@ -153,14 +156,15 @@ def _mismatch(view: JobView, cause: Cause, title: str, help_text: str) -> Findin
         is_are = "is the odd one" if len(odd_ranks) == 1 else "are the odd ones"
         who = f"{ranks_phrase(odd_ranks)} {is_are} out: {_BASIS[divergence.basis]}"
     is_certain = cause.certainty == "certain"
+    early = left_early(view, cause)
     evidence = make_evidence(
         view,
         cause,
         len(peer_ranks),
         certain=("the calls can never complete together", *([who] if is_certain else [])),
-        likely=() if is_certain else (who,),
+        likely=(*([] if is_certain else [who]), *([early] if early else [])),
         comparison=compare_with(view, cause, peer_ranks, odd_ranks),
         stacks=(*stack_groups(view, [cause.culprit_row], "culprit"), *stack_groups(view, peers, "peers")),
         facts={"basis": divergence.basis},
     )
-    return make_finding(view, cause, title, evidence, help_text)
+    return make_finding(view, cause, title, evidence, HELP if early else help_text)
