@@ -131,7 +131,8 @@ def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], i
     if shift is not None:
         kind = "extra" if shift.kind == "repeated" else "skip"
     # Ranks that made the same odd call share the verdict; others of the minority are told apart later.
-    same = [row for row in odd if programs.token[row] == programs.token[odd[0]]]
+    codes = view.signatures.whole if shift is None else programs.token
+    same = [row for row in odd if codes[row] == codes[odd[0]]]
     culprits = sorted(
         {int(view.rank[row]) for row in same} if basis != "tie" else {int(view.rank[row]) for row in rows}
     )
@@ -201,8 +202,8 @@ def _unbalanced(view: JobView, group: int, rows: Sequence[int]) -> Divergence | 
     common, n_common = totals.most_common(1)[0]
     odd = [row for row in rows if (int(sent[row]), int(received[row])) != common]
     has_majority = 2 * n_common > len(rows) and bool(odd)
-    normal = next((row for row in rows if row not in odd), rows[0])
     culprits = odd if has_majority else list(rows)
+    normal = next(row for row in reversed(rows) if row not in odd)
     return Divergence(
         kind="size",
         ranks=tuple(sorted(int(view.rank[row]) for row in culprits)),

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import differences, dtype_text, group_text, shape_text, stack_groups
 from rankscope.analyze.hangs.leaving import HELP, left_early
+from rankscope.analyze.hangs.sides import (
+    Sides,
+    calls_told,
+    common_text,
+    elements,
+    n_calls,
+    ranks_of,
+    sides_of,
+    totals_table,
+)
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.wording import (
     NEEDS,
@@ -14,20 +24,16 @@ from rankscope.analyze.hangs.wording import (
     findings_of,
     make_evidence,
     make_finding,
-    normal_rows,
     peers_phrase,
 )
 from rankscope.analyze.registry import Effect, rule
-from rankscope.model.finding import Finding, ranks_phrase
+from rankscope.model.finding import Finding, count_noun, ranks_phrase
 from rankscope.model.tables import Trace
 
-_BASIS = {
-    "majority": "the other members of the group agree with each other",
-    "siblings": "the group is split evenly, but the groups of the same role made the other call at this point",
-    "history": "the group is split evenly, but in earlier steps the rank made the call that its peer made now",
-    "totals": "its amounts are not those of the other ranks",
-}
-_TIE = "the group is split evenly and nothing tells which side is right: both are named"
+_SPLITS = (
+    "compare input_split_sizes and output_split_sizes over the ranks: what one rank sends to another must be what that "
+    "one expects from it; the dumps record only the totals of each rank"
+)
 
 
 @rule("H102", "op-mismatch", needs=NEEDS)
@@ -52,6 +58,8 @@ def op_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 def _describe_op(view: JobView, cause: Cause) -> Finding:
+    if cause.divergence is None:
+        return _describe_complete(view, cause, "operation")
     ops = view.calls.text("op")
     title = _title(view, cause, "called", ops[cause.culprit_row], ops[cause.peer_row])
     return _mismatch(view, cause, title, "make the condition that leads to these two calls the same on all ranks")
@@ -84,14 +92,79 @@ def _describe_size(view: JobView, cause: Cause) -> Finding:
 def _describe_argument(view: JobView, cause: Cause, describe: Callable[[JobView, int], str], what: str) -> Finding:
     """The same operation with another size or type of its tensor."""
     if cause.divergence is None:
-        return _describe_transfer(view, cause, describe, what)
+        is_transfer = bool(view.is_p2p[cause.culprit_row])
+        return _describe_transfer(view, cause, describe, what) if is_transfer else _describe_complete(view, cause, what)
     op = view.calls.text("op")[cause.peer_row]
-    rows = (cause.culprit_row, cause.peer_row)
-    culprit, peer = (describe(view, row) for row in rows)
+    sides = sides_of(view, cause)
+    if what == "size" and op == "all_to_all":
+        return _describe_exchange(view, cause)
+    culprit, peer = (common_text(view, rows, describe) for rows in (sides.culprits, sides.peers))
     if culprit == peer:  # of many tensors only the first is told: here it is another one
-        culprit, peer = differences(view, *rows) or (culprit, peer)
+        culprit, peer = differences(view, cause.culprit_row, cause.peer_row) or (culprit, peer)
     title = _title(view, cause, f"called {op} with", culprit, peer)
-    return _mismatch(view, cause, title, f"give the tensor the same {what} on all ranks of the group before the call")
+    help_text = f"give the tensor the same {what} on all ranks of the group before the call"
+    if what == "size" and _is_gathered(view, cause):
+        help_text = "pass parts of the same size on all ranks, or parts that add up to what is gathered"
+    return _mismatch(view, cause, title, help_text)
+
+
+def _is_gathered(view: JobView, cause: Cause) -> bool:
+    """Whether parts may differ in size, and the call has no size that most ranks share."""
+    op = view.calls.text("op")[cause.peer_row]
+    return op.startswith(("all_gather", "reduce_scatter")) and cause.divergence is not None and _is_tie(cause)
+
+
+def _describe_complete(view: JobView, cause: Cause, what: str) -> Finding:
+    """All members are in calls that do not fit, and nothing tells who is odd."""
+    rows = view.rows_of_match(cause.match).tolist()
+    title = f"{ranks_phrase(ranks_of(view, rows))} made {_n_different_calls(view, cause, rows)}"
+    certain = ("the calls can never complete together", calls_told(view, rows))
+    evidence = make_evidence(view, cause, len(rows), certain=certain, stacks=stack_groups(view, rows))
+    return make_finding(view, cause, title, evidence, f"make all ranks of the group agree on the {what} of the call")
+
+
+def _describe_exchange(view: JobView, cause: Cause) -> Finding:
+    """An all_to_all in which more is sent than expected, or less: the totals of each rank are all that is known."""
+    assert cause.divergence is not None
+    rows = view.rows_of_match(cause.match).tolist()
+    sent, expected = (sum(elements(view, row)[side] for row in rows) for side in (0, 1))
+    title = (
+        f"the {len(rows)} ranks of {group_text(view, cause.group)} send {count_noun(sent, 'element')} in an all_to_all "
+        f"and expect {expected:,}"
+    )
+    odd = [row for row in rows if int(view.rank[row]) in cause.ranks] if not _is_tie(cause) else []
+    likely = "nothing tells whose sizes are wrong: all are named"
+    if odd:
+        usual = elements(view, cause.peer_row)
+        title += f": {_exchanged(view, odd, usual)}"
+        n_peers = len(rows) - len(odd)
+        likely = f"the other {n_peers} ranks each send {count_noun(usual[0], 'element')} and expect {usual[1]:,}"
+    totals = [(int(view.rank[row]), *elements(view, row)) for row in rows]
+    evidence = make_evidence(
+        view,
+        cause,
+        len(rows) - len(odd),
+        certain=("the call can never complete: what all ranks send is not what all ranks expect",),
+        likely=(likely,),
+        comparison=totals_table(view, rows, odd),
+        stacks=stack_groups(view, rows),
+        facts={
+            "basis": cause.divergence.basis,
+            "totals": [{"rank": rank, "sent": given, "expected": taken} for rank, given, taken in totals],
+        },
+    )
+    return make_finding(view, cause, title, evidence, _SPLITS)
+
+
+def _exchanged(view: JobView, odd: Sequence[int], usual: tuple[int, int]) -> str:
+    """`rank 2 sends 6 and expects 8, not 8 and 8`; several by their number only, the table has the rest."""
+    amounts = {elements(view, row) for row in odd}
+    if len(amounts) > 1:
+        return f"{ranks_phrase(ranks_of(view, odd))} differ from the others"
+    sent, expected = amounts.pop()
+    verbs = ("sends", "expects") if len(odd) == 1 else ("each send", "expect")
+    who = ranks_phrase(ranks_of(view, odd))
+    return f"{who} {verbs[0]} {sent:,} and {verbs[1]} {expected:,}, not {usual[0]:,} and {usual[1]:,}"
 
 
 def _describe_transfer(view: JobView, cause: Cause, describe: Callable[[JobView, int], str], what: str) -> Finding:
@@ -129,42 +202,103 @@ def _describe_dtype(view: JobView, cause: Cause) -> Finding:
     return _describe_argument(view, cause, dtype_text, "type")
 
 
+def _is_tie(cause: Cause) -> bool:
+    return cause.divergence is not None and cause.divergence.basis == "tie"
+
+
 def _title(view: JobView, cause: Cause, verb: str, culprit: str, peer: str) -> str:
     """`rank 513 called all_gather where its 63 peers called all_reduce`, or both sides of a tie."""
     again = "called" if verb == "called" else "passed"
-    if cause.divergence is not None and cause.divergence.basis == "tie":
+    sides = sides_of(view, cause)
+    if _is_tie(cause):
+        if sides.others:
+            rows = [*sides.culprits, *sides.peers, *sides.others]
+            return f"{ranks_phrase(ranks_of(view, rows))} made {_n_different_calls(view, cause, rows)}"
         odd_rank, peer_rank = int(view.rank[cause.culprit_row]), int(view.rank[cause.peer_row])
         where = f"at the same position of {group_text(view, cause.group)}"
         return f"rank {odd_rank} {verb} {culprit} and rank {peer_rank} {again} {peer} {where}"
     theirs = "its" if len(cause.ranks) == 1 else "their"
-    peers = peers_phrase([int(view.rank[row]) for row in normal_rows(view, cause)], theirs)
+    n_peers, n_all = len(sides.peers), len(sides.peers) + len(sides.others) + len(sides.silent)
+    peers = peers_phrase(ranks_of(view, sides.peers), theirs)
+    if 1 < n_peers < n_all:
+        peers = f"{n_peers} of {theirs} {count_noun(n_all, 'peer')}"
     return f"{ranks_phrase(cause.ranks)} {verb} {culprit} where {peers} {again} {peer}"
+
+
+def _n_different_calls(view: JobView, cause: Cause, rows: Sequence[int]) -> str:
+    return f"{n_calls(view, rows)} different calls at the same position of {group_text(view, cause.group)}"
 
 
 def _mismatch(view: JobView, cause: Cause, title: str, help_text: str) -> Finding:
     divergence = cause.divergence
     assert divergence is not None
-    is_tie = divergence.basis == "tie"
-    peers = normal_rows(view, cause)
-    if is_tie:
-        whole = view.signatures.whole
-        peers = [row for row in view.rows_of_match(cause.match).tolist() if whole[row] == whole[cause.peer_row]]
-    peer_ranks = sorted(int(view.rank[row]) for row in peers)
-    odd_ranks = [rank for rank in cause.ranks if rank not in peer_ranks]
-    who = _TIE
-    if not is_tie:
-        is_are = "is the odd one" if len(odd_ranks) == 1 else "are the odd ones"
-        who = f"{ranks_phrase(odd_ranks)} {is_are} out: {_BASIS[divergence.basis]}"
+    sides = sides_of(view, cause)
+    if (
+        _is_tie(cause)
+        and n_calls(view, [*sides.culprits, *sides.peers, *sides.others]) > 2
+        and not _is_gathered(view, cause)
+    ):
+        help_text = "make the same call, with the same size and type, on all ranks of the group"
+    peer_ranks, odd_ranks = ranks_of(view, sides.peers), ranks_of(view, sides.culprits)
+    who = _verdict(view, cause, sides)
     is_certain = cause.certainty == "certain"
     early = left_early(view, cause)
     evidence = make_evidence(
         view,
         cause,
-        len(peer_ranks),
-        certain=("the calls can never complete together", *([who] if is_certain else [])),
+        len(peer_ranks) + len(sides.others) + len(sides.silent),
+        certain=(
+            "the calls can never complete together",
+            *([who] if is_certain else []),
+            *_also_odd(view, cause, sides),
+        ),
         likely=(*([] if is_certain else [who]), *([early] if early else [])),
+        notes=_not_recorded(view, sides),
         comparison=compare_with(view, cause, peer_ranks, odd_ranks),
-        stacks=(*stack_groups(view, [cause.culprit_row], "culprit"), *stack_groups(view, peers, "peers")),
+        stacks=(*stack_groups(view, [cause.culprit_row], "culprit"), *stack_groups(view, sides.peers, "peers")),
         facts={"basis": divergence.basis},
     )
     return make_finding(view, cause, title, evidence, HELP if early else help_text)
+
+
+def _verdict(view: JobView, cause: Cause, sides: Sides) -> str:
+    """Who is odd, and by what: each part of the sentence is checked against the rows."""
+    assert cause.divergence is not None
+    basis = cause.divergence.basis
+    # A call whose type is not recorded is on no side.
+    split = "the group is split evenly" if sides.is_even else "no call has a majority in the group"
+    if basis == "tie":
+        n_sides = 2 + bool(sides.others)
+        named = "which side is right: both are named" if n_sides == 2 else "which call is right: all are named"
+        return f"{split} and nothing tells {named}"
+    peers = ranks_phrase(ranks_of(view, sides.peers))
+    odd = ranks_of(view, sides.culprits)
+    reason = {
+        "majority": _majority(sides),
+        "siblings": f"{split}, but the groups of the same role more often made the call of {peers} at this point",
+        "history": f"{split}, but only the call of {peers} was made in earlier steps too",
+    }[basis]
+    return f"{ranks_phrase(odd)} {'is the odd one' if len(odd) == 1 else 'are the odd ones'} out: {reason}"
+
+
+def _majority(sides: Sides) -> str:
+    if sides.is_whole:
+        return "the other members of the group agree with each other"
+    return f"{len(sides.peers)} of the {sides.n_members} members of the group agree with each other"
+
+
+def _also_odd(view: JobView, cause: Cause, sides: Sides) -> tuple[str, ...]:
+    """Members that fit neither side: the call would not complete without them either."""
+    if not sides.others:
+        return ()
+    if _is_tie(cause):
+        return (calls_told(view, [*sides.culprits, *sides.peers, *sides.others]),)
+    fits = "fits" if len(sides.others) == 1 else "fit"
+    return (f"{ranks_phrase(ranks_of(view, sides.others))} {fits} neither side: {calls_told(view, sides.others)}",)
+
+
+def _not_recorded(view: JobView, sides: Sides) -> tuple[str, ...]:
+    if not sides.silent:
+        return ()
+    does = "does" if len(sides.silent) == 1 else "do"
+    return (f"{ranks_phrase(ranks_of(view, sides.silent))} {does} not record types",)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import call_text, group_ref, group_text, location_of, site_text, stack_groups
 from rankscope.analyze.hangs.programs import Reference, Shift
+from rankscope.analyze.hangs.sides import Sides, ranks_of, sides_of
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.wording import NEEDS, compare_with, findings_of, make_evidence, make_finding, normal_rows
 from rankscope.analyze.registry import Effect, rule
@@ -35,23 +36,37 @@ def call_skipped(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 def _describe(view: JobView, cause: Cause) -> Finding:
-    shift, wrong_row = _shift_of(cause)
+    shift, reference, wrong_row = _shift_of(cause)
     hang_row = _hang_row(view, cause)
-    peers = normal_rows(view, cause)
-    peer_ranks = sorted(int(view.rank[row]) for row in peers)
-    position = f"at seq {cause.seq} of {group_text(view, cause.group)} its line of code is not its peers'"
+    sides = sides_of(view, cause)
+    peers = sides.peers if cause.divergence is not None else normal_rows(view, cause)
+    peer_ranks = ranks_of(view, peers)
     hangs = () if hang_row == MISSING else (f"the hang shows at {_full_call(view, hang_row)}",)
     evidence = make_evidence(
         view,
         cause,
         len(peer_ranks),
-        certain=(position,) if peer_ranks and cause.divergence is not None else (),
-        likely=(_fits_again(shift), *hangs),
+        certain=_position(view, cause, sides),
+        likely=(_fits_again(view, cause, shift, reference), *hangs),
         comparison=compare_with(view, cause, peer_ranks),
         stacks=(*stack_groups(view, [cause.culprit_row], "culprit"), *stack_groups(view, peers, "peers")),
         facts=_facts(view, shift, wrong_row, hang_row),
     )
     return make_finding(view, cause, _title(view, cause, shift, wrong_row), evidence, _HELP)
+
+
+def _position(view: JobView, cause: Cause, sides: Sides) -> tuple[str, ...]:
+    """What is seen at the position: another line than the peers', or another call from the same line."""
+    divergence = cause.divergence
+    if divergence is None or divergence.basis == "tie" or not sides.peers:
+        return ()
+    points = view.signatures.point
+    own, theirs = ({int(points[row]) for row in rows} for rows in (sides.culprits, sides.peers))
+    its = "its" if len(sides.culprits) == 1 else "their"
+    what = "line of code" if own.isdisjoint(theirs) else "call"
+    n_all = len(sides.peers) + len(sides.others)
+    whose = f"{its} peers'" if not sides.others else f"that of {len(sides.peers)} of {its} {n_all} peers"
+    return (f"at seq {cause.seq} of {group_text(view, cause.group)} {its} {what} is not {whose}",)
 
 
 def _title(view: JobView, cause: Cause, shift: Shift, wrong_row: int) -> str:
@@ -68,11 +83,19 @@ def _title(view: JobView, cause: Cause, shift: Shift, wrong_row: int) -> str:
     return f"{ranks_phrase(cause.ranks)} {verb} {call}"
 
 
-def _fits_again(shift: Shift) -> str:
+def _fits_again(view: JobView, cause: Cause, shift: Shift, reference: Reference | None) -> str:
+    is_alone = len(cause.ranks) == 1
+    it, its = ("it", "its") if is_alone else (f"rank {int(view.rank[cause.culprit_row])}", "the")
     if not shift.n_agreeing:
-        return "it made the same call twice in a row where its peers went on"
+        return f"{it} made the same call twice in a row where {its} peers went on"
+    calls = count_noun(shift.n_agreeing, "call") + ("" if is_alone else f" of {it}")
     fit = "fits" if shift.n_agreeing == 1 else "fit"
-    return f"{count_noun(shift.n_agreeing, 'call')} from there on {fit} its peers' when shifted by {shift.n_calls}"
+    theirs = f"{its} peers'"
+    if reference is not None and reference.basis == "history":
+        theirs = "those of earlier steps"
+    elif reference is not None and int(view.rank[reference.rows[0]]) not in view.members[cause.group]:
+        theirs = f"those of rank {int(view.rank[reference.rows[0]])}"
+    return f"{calls} from there on {fit} {theirs} when shifted by {shift.n_calls}"
 
 
 def _full_call(view: JobView, row: int) -> str:
@@ -81,7 +104,7 @@ def _full_call(view: JobView, row: int) -> str:
     return f"{call_text(view, row)} of {where}" + (f", in {site}" if site else "")
 
 
-def _shift_of(cause: Cause) -> tuple[Shift, int]:
+def _shift_of(cause: Cause) -> tuple[Shift, Reference | None, int]:
     """How the rank is shifted, and the call that was left out or made once more."""
     shift: Shift | None = None
     reference: Reference | None = None
@@ -91,8 +114,8 @@ def _shift_of(cause: Cause) -> tuple[Shift, int]:
         shift, reference = cause.departure.shift, cause.departure.expected
     assert shift is not None
     if shift.kind == "repeated" or reference is None:
-        return shift, cause.culprit_row
-    return shift, reference.rows[0]
+        return shift, reference, cause.culprit_row
+    return shift, reference, reference.rows[0]
 
 
 def _hang_row(view: JobView, cause: Cause) -> int:

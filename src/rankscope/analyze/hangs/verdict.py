@@ -76,6 +76,11 @@ def _as_far_as_recorded(view: JobView, cause: Cause) -> Cause:
 
 def _from_divergence(view: JobView, divergence: Divergence) -> Cause:
     is_provable = divergence.basis in ("majority", "siblings") and divergence.shift is None
+    if divergence.basis == "majority":  # of the members, not only of those whose calls are at hand
+        rows = view.rows_of_match(view.collective_match[divergence.group, divergence.seq])
+        whole = view.signatures.whole
+        n_normal = int((whole[rows] == whole[divergence.peer_row]).sum())
+        is_provable &= 2 * n_normal > len(view.members[divergence.group])
     return Cause(
         rule=_RULE_OF_KIND[divergence.kind],
         ranks=divergence.ranks,
@@ -336,7 +341,10 @@ def completed_by(view: JobView, match: int) -> tuple[int, ...]:
 
 
 def _uneven_rule(view: JobView, call: WaitingCall) -> str:
-    sizes = set(view.signatures.size[view.rows_of_match(call.match)].tolist())
+    rows = view.rows_of_match(call.match)
+    if not call.is_p2p and len(set(view.signatures.op[rows].tolist())) > 1:
+        return "op-mismatch"
+    sizes = set(view.signatures.size[rows].tolist())
     return "size-mismatch" if len(sizes) > 1 else "dtype-mismatch"
 
 
