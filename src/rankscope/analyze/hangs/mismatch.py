@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from rankscope.analyze.hangs.cause import Cause
-from rankscope.analyze.hangs.evidence import differences, dtype_text, group_text, shape_text, stack_groups
+from rankscope.analyze.hangs.evidence import call_text, differences, dtype_text, group_text, shape_text, stack_groups
 from rankscope.analyze.hangs.leaving import HELP, left_early
 from rankscope.analyze.hangs.sides import (
     Sides,
@@ -222,7 +222,15 @@ def _title(view: JobView, cause: Cause, verb: str, culprit: str, peer: str) -> s
     peers = peers_phrase(ranks_of(view, sides.peers), theirs)
     if 1 < n_peers < n_all:
         peers = f"{n_peers} of {theirs} {count_noun(n_all, 'peer')}"
+    if sides.others:  # one of them may share the size and not the type: only the whole call tells the sides apart
+        verb = again = "called"
+        culprit, peer = (_whole_call(view, rows) for rows in (sides.culprits, sides.peers))
     return f"{ranks_phrase(cause.ranks)} {verb} {culprit} where {peers} {again} {peer}"
+
+
+def _whole_call(view: JobView, rows: Sequence[int]) -> str:
+    texts = list(dict.fromkeys(call_text(view, row) for row in rows))
+    return texts[0] if len(texts) == 1 else f"{texts[0]} or what fits it"
 
 
 def _n_different_calls(view: JobView, cause: Cause, rows: Sequence[int]) -> str:
