@@ -13,7 +13,7 @@ PROGRAMS   := $(VENV)/.programs
 # Files stay whole and in order: the real jobs are in one file, start early and have one worker to themselves.
 PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test check lint docs screenshots bench clean
+.PHONY: help demo test check lint docs accuracy screenshots bench clean
 .NOTPARALLEL:  # two pips must not write into one environment
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test    everything: lint, types, all tests, real torch jobs included"
 	@echo "make check   lint, types and the quick tests, none of which needs torch"
 	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
+	@echo "make accuracy   count right and wrong verdicts on simulated jobs, in docs/accuracy.md (some minutes)"
 	@echo "make screenshots   make the pictures in docs/images anew (needs chromium)"
 	@echo "make bench   measure against torchfrtrace, Holistic Trace Analysis, tlparse and Chakra on this machine (over an hour)"
 	@echo "make clean   remove the environment and all caches"
@@ -41,6 +42,9 @@ lint: $(CHECKER)
 
 docs: $(PACKAGE)
 	$(BIN)/python tools/make_docs.py
+
+accuracy: $(CHECKER)
+	$(BIN)/python tools/make_accuracy.py
 
 screenshots: $(CHECKER) $(PROGRAMS)
 	$(BIN)/python tools/make_screenshots.py

@@ -135,6 +135,11 @@ class Programs:
         steps = [
             found for own in (row, peer) for found in self.earlier_steps(own) if found.tokens[0] == self.token[peer]
         ]
+        whole = self.view.signatures.whole
+        if not steps and whole[row] != whole[peer]:  # after a step that comes seldom: wherever the rank made that call
+            before = self.preceding(row, limit=_MEMORY)
+            made = before[self.token[before] == self.token[peer]][::-1][:_MAX_PRECEDENTS]
+            steps = [self._past(other, row) for other in made.tolist()]
         candidates = [*ahead, *steps, self._reference(peer, "siblings")]
         return self._best_explained(row, candidates)
 
@@ -167,12 +172,12 @@ class Programs:
 
     def earlier_steps(self, row: int) -> list[Reference]:
         """What followed the same few calls in the rank's past, up to but without `row` itself."""
-        found = []
-        for start in self.precedents(row):
-            rows = self.following(start)
-            rows = rows[rows < row]
-            found.append(Reference(tuple(self.token[rows].tolist()), tuple(rows.tolist()), "history"))
-        return found
+        return [self._past(start, row) for start in self.precedents(row)]
+
+    def _past(self, start: int, row: int) -> Reference:
+        rows = self.following(start)
+        rows = rows[rows < row]
+        return Reference(tuple(self.token[rows].tolist()), tuple(rows.tolist()), "history")
 
     def is_usual(self, row: int) -> bool:
         """True when the rank made this very call after the same calls before."""

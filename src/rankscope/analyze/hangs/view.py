@@ -150,7 +150,9 @@ class JobView:
         if rank in self.first_waiting:
             return False
         has_counters = bool((self.trace.table("group_status").array("rank") == rank).any())
-        return rank not in self.cut or (has_counters and rank not in self._busy)
+        # The counters are of collectives: a rank that makes transfers may wait in one that was cut off.
+        has_transfers = bool(self.is_p2p[self.rows_of(rank)].any())
+        return rank not in self.cut or (has_counters and not has_transfers and rank not in self._busy)
 
     @cached_property
     def match_rows(self) -> tuple[Array, Array]:
