@@ -135,13 +135,15 @@ class Programs:
         steps = [
             found for own in (row, peer) for found in self.earlier_steps(own) if found.tokens[0] == self.token[peer]
         ]
+        found = self._best_explained(row, [*ahead, *steps, self._reference(peer, "siblings")])
         whole = self.view.signatures.whole
-        if not steps and whole[row] != whole[peer]:  # after a step that comes seldom: wherever the rank made that call
-            before = self.preceding(row, limit=_MEMORY)
-            made = before[self.token[before] == self.token[peer]][::-1][:_MAX_PRECEDENTS]
-            steps = [self._past(other, row) for other in made.tolist()]
-        candidates = [*ahead, *steps, self._reference(peer, "siblings")]
-        return self._best_explained(row, candidates)
+        if steps or found[1] is not None or whole[row] == whole[peer]:
+            return found
+        # After a step that comes seldom: what followed that call wherever the rank made it.
+        before = self.preceding(row, limit=_MEMORY)
+        made = before[self.token[before] == self.token[peer]][::-1][:_MAX_PRECEDENTS]
+        past = [self._past(other, row) for other in made.tolist()]
+        return self._best_explained(row, past) if past else found
 
     def _furthest(self, row: int, others: Sequence[int]) -> list[Reference]:
         """Of those that came to the call the same way, the two that went on longest after it."""
