@@ -135,7 +135,8 @@ class Programs:
         steps = [
             found for own in (row, peer) for found in self.earlier_steps(own) if found.tokens[0] == self.token[peer]
         ]
-        found = self._best_explained(row, [*ahead, *steps, self._reference(peer, "siblings")])
+        candidates = [*ahead, *steps, self._reference(peer, "siblings")]
+        found = self._best_explained(row, candidates)
         whole = self.view.signatures.whole
         if steps or found[1] is not None or whole[row] == whole[peer]:
             return found
@@ -143,7 +144,7 @@ class Programs:
         before = self.preceding(row, limit=_MEMORY)
         made = before[self.token[before] == self.token[peer]][::-1][:_MAX_PRECEDENTS]
         past = [self._past(other, row) for other in made.tolist()]
-        return self._best_explained(row, past) if past else found
+        return self._best_explained(row, [*candidates, *past])
 
     def _furthest(self, row: int, others: Sequence[int]) -> list[Reference]:
         """Of those that came to the call the same way, the two that went on longest after it."""
