@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from rankscope.model.tables import Table, Text
@@ -12,24 +14,27 @@ def is_default_group(name: str, description: str) -> bool:
 
 
 def outsiders(group_config: Table) -> dict[int, list[int]]:
-    """Ranks that are not among the members of their own default group, with those members: replicas, most likely."""
-    found: dict[int, list[int]] = {}
-    decoded: dict[str, list[int]] = {}
-    for row in group_config.rows():
-        if is_default_group(row["name"], row["description"]):
-            members = decoded.setdefault(row["members"], msgspec.json.decode(row["members"], type=list[int]))
-            if members and row["rank"] not in members:
-                found[row["rank"]] = members
-    return found
+    """Ranks that are not among the members of a group of their own, with those members: replicas, most likely."""
+    return {rank: members for rank, _, members in _listed(group_config) if rank not in members}
 
 
 def replica_size(group_config: Table) -> int | None:
     """How many ranks a replica has, where the dumps contradict themselves in the way that replicas do."""
-    worlds = {tuple(members) for members in outsiders(group_config).values()}
-    if len(worlds) != 1:
+    worlds = {tuple(members) for _, is_default, members in _listed(group_config) if is_default}
+    if len(worlds) != 1 or not outsiders(group_config):
         return None
     [world] = worlds
     return len(world) if world == tuple(range(len(world))) else None
+
+
+def _listed(group_config: Table) -> Iterator[tuple[int, bool, list[int]]]:
+    """Each rank with a group that it is in, and whether that is its default group."""
+    decoded: dict[str, list[int]] = {}
+    for row in group_config.rows():
+        if row["members"] not in decoded:
+            decoded[row["members"]] = msgspec.json.decode(row["members"], type=list[int])
+        if decoded[row["members"]]:
+            yield row["rank"], is_default_group(row["name"], row["description"]), decoded[row["members"]]
 
 
 def with_global_members(group_config: Table) -> Table:

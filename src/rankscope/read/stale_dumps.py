@@ -214,15 +214,15 @@ def _overtaken(shared: _SharedCalls) -> dict[int, LeftOut]:
     newest = np.full((n_groups, n_dumps), MISSING, np.int64)
     np.maximum.at(newest, (shared.group, shared.dump), shared.seq)
     rows = _completed_in_time(shared)
-    proven, ended = np.full((n_groups, n_dumps), MISSING, np.int64), np.full(n_groups, MISSING, np.int64)
+    proven, ended = np.full((2, n_groups, n_dumps), MISSING, np.int64)
     np.maximum.at(proven, (shared.group[rows], shared.dump[rows]), shared.seq[rows])
-    np.maximum.at(ended, shared.group[rows], shared.calls.array("completed_ns")[shared.rows[rows]])
+    np.maximum.at(ended, (shared.group[rows], shared.dump[rows]), shared.calls.array("completed_ns")[shared.rows[rows]])
     last = np.array([dump.last_ns for dump in shared.dumps])
     reasons: dict[int, LeftOut] = {}
     for group in np.flatnonzero(proven.max(axis=1, initial=MISSING) > MISSING).tolist():
         behind = (newest[group] != MISSING) & (newest[group] < proven[group].max())
         provers = proven[group] > newest[group][behind].max(initial=MISSING)
-        went_on = behind & (last > ended[group])
+        went_on = behind & (last > ended[group][provers].max(initial=MISSING))
         is_other_attempt = np.count_nonzero(went_on) > np.count_nonzero(provers)
         for place in np.flatnonzero(provers if is_other_attempt else behind).tolist() if behind.any() else ():
             dump, n_behind = shared.dumps[place], int(proven[group].max() - newest[group][place])

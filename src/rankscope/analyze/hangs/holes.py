@@ -169,7 +169,7 @@ def stale_dump(trace: Trace) -> Iterator[Finding | Effect]:
 
 @rule("D912", "replicas", needs=("group_config",))
 def replicas(trace: Trace) -> Iterator[Finding | Effect]:
-    """Ranks are not among the members of their own default group: the job is made of replicas that count from 0.
+    """Ranks are not among the members of their own groups: the job is made of replicas that count from 0.
 
     What it means: every replica of a fault-tolerant job (torchft) numbers its own ranks from 0, so what one dump calls
     rank 1 is another rank than what the next one calls so. Each replica was judged as groups of its own.
@@ -186,7 +186,7 @@ def replicas(trace: Trace) -> Iterator[Finding | Effect]:
     if not strange:
         return
     size, ranks = replica_size(config), tuple(sorted(strange))
-    facts = f"{ranks_phrase(ranks)} {'is' if len(ranks) == 1 else 'are'} not in the default group of the same dump"
+    facts = f"{ranks_phrase(ranks)} {'is' if len(ranks) == 1 else 'are'} no member of a group that the same dump lists"
     yield Finding(
         code="D912",
         rule="replicas",
