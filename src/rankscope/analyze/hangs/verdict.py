@@ -113,7 +113,7 @@ def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycl
         ranks=odd,
         group=int(view.group[culprit]),
         seq=int(view.seq[culprit]),
-        certainty="certain" if len(odd) == len(cycle.ranks) else "likely",
+        certainty="certain" if len(odd) == len(cycle.ranks) and _is_order_alone(view, cycle) else "likely",
         time_ns=first_join(view, call),
         match=graph.call_of_rank[odd[0]][0],
         culprit_row=culprit,
@@ -121,6 +121,14 @@ def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycl
         calls=cycle.calls,
         cycle=cycle,
     )
+
+
+def _is_order_alone(view: JobView, cycle: Cycle) -> bool:
+    """False where a receive waits: its send may come later, or may have been left out."""
+    if not any(call.is_p2p for call in cycle.calls):
+        return True
+    ops = view.calls.text("op")
+    return all(ops[view.first_waiting[rank]] == "send" for rank in cycle.ranks)
 
 
 def _suspects(call: WaitingCall) -> list[int]:
