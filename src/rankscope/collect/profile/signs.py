@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from rankscope.collect.compiling import has_compiled, leave_out_of_compiling, skip_frame
 from rankscope.collect.profile.periods import Periods
 
+_COLLECTOR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 OPTIMIZER, BACKWARD, FORWARD, LOADER, COLLECTIVES = "optimizer", "backward", "forward", "loader", "collectives"
 KINDS = (OPTIMIZER, BACKWARD, FORWARD, LOADER, COLLECTIVES)  # the best first
 _KEY = "_rankscope_step"
@@ -175,7 +176,8 @@ class Backwards(_Wrapping):
     def install(self) -> None:
         import torch.autograd.graph
 
-        self._torch = os.path.dirname(torch.__file__) + os.sep
+        # The collector's own wrappers are between torch's frames, and no line of the job.
+        self._not_the_jobs = (os.path.dirname(torch.__file__) + os.sep, _COLLECTOR)
         for module in (torch.autograd.graph, torch.autograd):
             self._wrap(module, self._NAME, self._noted)
 
@@ -194,7 +196,7 @@ class Backwards(_Wrapping):
         return run_backward
 
     def _caller(self, frame: FrameType) -> tuple[int, int]:
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(self._torch):
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(self._not_the_jobs):
             frame = frame.f_back
         return id(frame.f_code), frame.f_lasti
 
