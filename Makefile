@@ -22,7 +22,7 @@ help:
 	@echo "make check   lint, types and the quick tests, none of which needs torch"
 	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
 	@echo "make accuracy   count right and wrong verdicts on simulated jobs, in docs/accuracy.md (some minutes)"
-	@echo "make screenshots   make the pictures in docs/images anew (needs chromium)"
+	@echo "make screenshots   take the pictures in docs/images again (needs chromium)"
 	@echo "make bench   measure against torchfrtrace, Holistic Trace Analysis, tlparse and Chakra on this machine (over an hour)"
 	@echo "make clean   remove the environment and all caches"
 

@@ -1,4 +1,4 @@
-"""The commands that the pages tell people to type are run here, in order, in an empty folder."""
+"""What the front page promises; its commands are typed in tests/test_wheel.py, in a fresh environment."""
 
 from __future__ import annotations
 
@@ -12,15 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.cli import main
-
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELL_BLOCK = re.compile(r"(?ms)^```sh\n(.*?)^```$")
-INSTALLS = {"pip install ."}
-# A job that runs, or a server that does not end: see tests/e2e.
-NEEDS_A_JOB = ("rankscope record ", "rankscope desync ", "rankscope attach ", "rankscope serve ")
+SITUATIONS = 9
+MAX_LINES = 130
 
 
 def shell_lines(page: str) -> list[str]:
@@ -35,24 +32,22 @@ def run_rankscope(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
-def test_commands_of_the_page_work(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In this process: there are dozens of them, and starting one takes as long as most of them run."""
-    monkeypatch.chdir(tmp_path)
-    ours = [line for line in shell_lines(page) if line.startswith("rankscope ") and not line.startswith(NEEDS_A_JOB)]
-    assert ours
-    for line in ours:
-        exit_code = main(shlex.split(line)[1:])
-        printed = capsys.readouterr()
-        assert exit_code in (0, 1), f"{line}\n{printed.err}"
-        assert printed.out or printed.err, f"{line} says nothing"
+def test_readme_is_short_and_leads_by_situation() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_LINES
+    situations = text.partition("| I have... | run |")[2].partition("\n\n")[0]
+    assert len(situations.strip().splitlines()) - 1 == SITUATIONS
 
 
-def test_readme_shows_no_command_that_is_not_tested() -> None:
-    others = [line for line in shell_lines("README.md") if not line.startswith("rankscope ")]
-    assert {line for line in others if not line.startswith("make ")} == INSTALLS
+def test_measured_ratios_are_those_of_the_benchmarks() -> None:
+    """A figure in the comparison that the benchmarks no longer have was not measured."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    measured = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
+    table = text.partition("## Compared with other tools")[2].partition("\n\n")[2].partition("\n\n")[0]
+    overhead = text.partition("Its overhead is measured")[2].partition("\n- ")[0]
+    figures = re.findall(r"\b\d+\.\d+\b", table + overhead)
+    assert len(figures) >= 12
+    assert [figure for figure in figures if not re.search(rf"\b{re.escape(figure)}(?![\d.]*\d)", measured)] == []
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -30,10 +30,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "rankscope"
 IMAGES = ROOT / "docs" / "images"
 VIEWPORT = {"width": 1280, "height": 800}
-MAX_COLOURS = 256
+MAX_COLORS = 256
 MAX_BYTES = 150_000
 
-# Name of the capture -> how it is made. The names stand in the pictures.
+# Name of the capture -> how it is made. The names show in the pictures.
 JOBS = {
     "job-4711": ("--fault", "op", "--ranks", "1024", "--steps", "24", "--step", "22", "--seed", "2"),
     "job-4712": ("--fault", "slow-kernels"),
@@ -111,7 +111,7 @@ def show(page: Page, path: Path, link: str) -> None:
     if link:
         page.locator(link).first.click()
         page.mouse.move(1, 1)  # nothing is to be shown because the pointer happens to be on it
-    page.wait_for_timeout(1500)  # nothing tells when the last canvas has been drawn
+    page.wait_for_timeout(1500)  # nothing says when the last canvas has been drawn
     if problems:
         sys.exit(f"{path.name} failed in the browser: {problems[0]}")
 
@@ -140,13 +140,13 @@ def pixels(page: Page) -> NDArray[np.uint8]:
 
 
 def indexed_png(rgb: NDArray[np.uint8]) -> bytes:
-    """A picture of at most 256 colours: a third of the size of one in true colours, and pages have few."""
+    """A picture of at most 256 colors: a third of the size of one in true colors, and pages have few."""
     height, width, _ = rgb.shape
-    colours, index, counts = np.unique(rgb.reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
-    palette = colours
-    if len(colours) > MAX_COLOURS:
-        palette = common_colours(colours, counts)
-        index = nearest(colours, palette)[index]
+    colors, index, counts = np.unique(rgb.reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
+    palette = colors
+    if len(colors) > MAX_COLORS:
+        palette = common_colors(colors, counts)
+        index = nearest(colors, palette)[index]
     rows = np.zeros((height, width + 1), np.uint8)  # each row begins with its filter: none
     rows[:, 1:] = index.reshape(height, width)
     header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
@@ -155,19 +155,19 @@ def indexed_png(rgb: NDArray[np.uint8]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(kind, content) for kind, content in chunks)
 
 
-def common_colours(colours: NDArray[np.uint8], counts: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Colours that look alike count together, the most frequent of them stands for all; shades of text are many."""
-    _, alike = np.unique(colours >> 3, axis=0, return_inverse=True)
+def common_colors(colors: NDArray[np.uint8], counts: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Colors that look alike count together, and the most frequent of them is used for all: text has many shades."""
+    _, alike = np.unique(colors >> 3, axis=0, return_inverse=True)
     by_count = np.lexsort((np.arange(len(counts)), -counts))
     _, first = np.unique(alike.reshape(-1)[by_count], return_index=True)
     leaders = by_count[first]
     weights = np.bincount(alike.reshape(-1), counts)
-    return colours[leaders[np.argsort(-weights, kind="stable")[:MAX_COLOURS]]]
+    return colors[leaders[np.argsort(-weights, kind="stable")[:MAX_COLORS]]]
 
 
-def nearest(colours: NDArray[np.uint8], palette: NDArray[np.uint8]) -> NDArray[np.int64]:
+def nearest(colors: NDArray[np.uint8], palette: NDArray[np.uint8]) -> NDArray[np.int64]:
     wide = palette.astype(np.int32)
-    batches = np.array_split(colours.astype(np.int32), max(len(colours) // 1000, 1))
+    batches = np.array_split(colors.astype(np.int32), max(len(colors) // 1000, 1))
     return np.concatenate([((batch[:, None] - wide) ** 2).sum(axis=2).argmin(axis=1) for batch in batches])
 
 

@@ -1,4 +1,4 @@
--- What did torch.compile cost, by the user's line, and how much of it was for compiling again?
+-- What did torch.compile cost, by line of user code, and how much of that was recompiling?
 -- Needs: TORCH_TRACE logs.
 select file || ':' || line as place, function, count(distinct rank) as n_ranks,
        sum(n_compilations) as n_compilations, sum(n_recompiles) as n_recompiles,

@@ -1,4 +1,4 @@
--- How much of each step is communication that no computation hides, and on which rank is it most?
+-- How much of each step is exposed communication, and which rank has the most?
 -- Needs: profiler traces.
 select step, count(*) as n_ranks, round(median(duration_ns) / 1e6, 3) as median_step_ms,
        round(median(communication_ns) / 1e6, 3) as median_exposed_ms,

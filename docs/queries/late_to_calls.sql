@@ -1,4 +1,4 @@
--- Which rank enqueues its calls after the others of its group, how often last, and how late? Clocks are aligned.
+-- Which rank makes its calls later than the others in its group, how often, and how late? Clocks are aligned.
 -- Needs: Flight Recorder dumps.
 with arrivals as (
     select match_id, rank, created_ns - coalesce(clock_offset_ns, 0) as at_ns

@@ -1,4 +1,4 @@
--- Where did the ranks of one collective call different things, and who called what?
+-- Where did the ranks of one collective make different calls, and which rank called what?
 -- Needs: Flight Recorder dumps.
 select groups.description as group_desc, matches.seq, collectives.op, input_sizes, output_sizes, input_dtypes,
        count(*) as n_ranks, list(rank order by rank)[:8] as first_ranks, any_value(file || ':' || line) as place

@@ -1,4 +1,4 @@
--- Which functions were compiled again, why, and what did it cost?
+-- Which functions were recompiled, why, and what did it cost?
 -- Needs: TORCH_TRACE logs.
 with causes as (
     select file_id, rank, compile_id, string_agg(distinct cause, ', ' order by cause) as causes,

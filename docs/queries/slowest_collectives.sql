@@ -1,4 +1,4 @@
--- Which collectives took longest, did they wait for a rank or for the network, and who came last?
+-- Which collectives took longest, did they wait for a rank or for the network, and which rank joined last?
 -- Needs: profiler traces of several ranks.
 select step, comm_matches.op, coalesce(nullif("desc", ''), name) as group_desc, seq, n_bytes, n_members,
        round((end_ns - start_ns) / 1e6, 3) as took_ms, round(wait_ns / 1e6, 3) as waited_ms,

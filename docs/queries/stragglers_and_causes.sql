@@ -1,4 +1,4 @@
--- Who slows the job down, by how much per step, and what does that rank spend the time on?
+-- Which rank slows the job down, by how much per step, and what does it spend the time on?
 -- Needs: profiler traces of several ranks.
 select stragglers.rank, n_late_steps, n_steps, round(cost_ns / 1e6, 3) as cost_ms_per_step,
        round(cost_pct, 1) as cost_pct, part, cause, round(own_ns / 1e6, 3) as own_ms,

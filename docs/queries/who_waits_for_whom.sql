@@ -1,5 +1,5 @@
 -- Who waits for whom, since when, and which of them is the cause?
--- Needs: Flight Recorder dumps of a job that hangs.
+-- Needs: Flight Recorder dumps of a hung job.
 select groups.description as group_desc, seq, op, n_waiting, waiting, holder as waited_for, why, is_cause, in_cycle,
        round(waited_ns / 1e9, 3) as waited_s, file || ':' || line as place
 from waits

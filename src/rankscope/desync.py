@@ -1,4 +1,4 @@
-"""Desync records of a job's key-value store, for programs: keys, values, and the report of who is behind.
+"""Desync records of a job's key-value store, for programs: keys, values, and the report of which ranks are behind.
 
 The same bytes and, with style="torch", the same text as torch's own tracker (TraceUtils.h). Standard library only:
 neither torch nor numpy is needed. A store is anything with check(keys), get(key) and, to write, set(key, value): every
@@ -91,7 +91,7 @@ States = Mapping[int, tuple[int, str, bool] | None]  # by rank in the group; Non
 
 
 def write_state(store: WritableStore, key: str, seq: int, op: str) -> bool:
-    """Notes in the store what a rank has started or finished. False if the store is down, which is logged."""
+    """Records in the store what a rank has started or finished. False if the store is down, which is logged."""
     value = encode_state(seq, op)
     try:
         store.set(key, value)
@@ -102,7 +102,7 @@ def write_state(store: WritableStore, key: str, seq: int, op: str) -> bool:
 
 
 def read_state(store: Store, key: str) -> State | None:
-    """What is noted under a key that is there. None if the store is down or the value is no state, which is logged."""
+    """The state under an existing key. None if the store is down or the value is not a state, which is logged."""
     try:
         return decode_state(store.get(key))
     except ValueError as error:
@@ -113,7 +113,7 @@ def read_state(store: Store, key: str) -> State | None:
 
 
 def report(states: States, *, size: int = 0, own_rank: int = -1, group: str = "0", style: Style = "rankscope") -> str:
-    """The text that says who is behind. `own_rank`: who timed out.
+    """The text that says which ranks are behind. `own_rank`: the rank that timed out.
 
     `size` is how many ranks the group has: the last ones may be missing in `states`.
     ValueError with style="torch": `own_rank` is in no collective that has started, as torch itself insists.

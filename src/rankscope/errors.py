@@ -10,6 +10,7 @@ RankscopeError              what failed, and a hint that says what to do next
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 
 class RankscopeError(Exception):
@@ -20,7 +21,7 @@ class RankscopeError(Exception):
         self.message = message
         self.hint = hint
         if hint and sys.version_info >= (3, 11):
-            self.add_note(f"help: {hint}")  # a traceback shows what to do as well
+            self.add_note(f"fix: {hint}")  # a traceback shows what to do as well
 
     def __reduce__(self) -> tuple[type[RankscopeError], tuple[str, str]]:
         # Errors travel from reading processes to the main one, so both parts must survive pickling.
@@ -41,3 +42,12 @@ class UsageError(RankscopeError):
 
 class OutputError(RankscopeError):
     """The result cannot be written where it was asked for."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`did you mean X?`, or nothing where no known word is close. A word is never offered in place of itself."""
+    import difflib
+
+    by_folded = {name.casefold(): name for name in known if name != word}
+    close = difflib.get_close_matches(word.casefold(), by_folded, n=1)
+    return f"did you mean {by_folded[close[0]]}?" if close else ""

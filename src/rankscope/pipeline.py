@@ -1,11 +1,13 @@
-"""The order of the stages: load(paths) -> Trace, diagnose(trace) -> Report. Nobody else knows it."""
+"""The order of the stages: load(paths) -> Trace, diagnose(trace) -> Report. Known only here."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from rankscope.analyze import run_rules
@@ -20,10 +22,12 @@ from rankscope.analyze.hangs.view import signatures_of
 from rankscope.analyze.link import link_table_makers
 from rankscope.analyze.measured import measured
 from rankscope.analyze.metrics import table_makers
+from rankscope.analyze.worlds import Judged, merge_worlds
 from rankscope.model.database import database
-from rankscope.model.finding import SCHEMA_NAME, Capture, Report
-from rankscope.model.tables import Trace
-from rankscope.read.capture import Options, ReadSettings, read_capture
+from rankscope.model.finding import SCHEMA_NAME, Capture, Report, WorldRef
+from rankscope.model.tables import Table, Trace
+from rankscope.read.capture import Options, Progress, ReadSettings, read_capture
+from rankscope.read.worlds import OTHER_WORLD
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -38,26 +42,62 @@ def load(
     """Reads every trace at the given paths and matches what belongs together.
 
     `transform` may change the tables as they were read, before groups are resolved. `may_limit_memory` is for programs
-    that own their process: while it reads, a hostile file then cannot make it take all the memory there is.
+    that own their process: while it reads, a hostile file then cannot exhaust the memory.
     `cache` is the folder that keeps the tables of large traces for the next run; without it they live as long as this
     process. `with_stacks` also reads the Python functions of profiler traces.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    trace = read_capture([os.fspath(path) for path in given], Options(**settings))
-    trace.makers = table_makers() | hang_table_makers() | compile_table_makers() | link_table_makers()
-    if transform is not None:
-        transform(trace)
-    trace.tables.update(settle_compile_logs(trace))
-    trace.tables.update(resolve_groups(trace))
-    trace.tables.update(align_clocks(trace))
-    trace.tables.update(match_collectives(trace, derived(trace, signatures_of)))
+    options = Options(**settings)
+    trace = read_capture([os.fspath(path) for path in given], options)
+    for world in (trace, *trace.beside):
+        _prepare(world, transform, options.progress)
     return trace
 
 
-def diagnose(trace: Trace) -> Report:
-    """Runs all rules; the first finding is the root cause."""
-    findings, effects, checks = run_rules(trace)
-    return Report(SCHEMA_NAME, describe_capture(trace), tuple(findings), tuple(checks), tuple(effects))
+def _prepare(trace: Trace, transform: Callable[[Trace], None] | None, progress: Progress | None) -> None:
+    trace.makers = table_makers() | hang_table_makers() | compile_table_makers() | link_table_makers()
+    if transform is not None:
+        transform(trace)
+    for done, (what, stage) in enumerate(_STAGES):
+        if progress is not None:
+            progress(done, len(_STAGES), what)
+        trace.tables.update(stage(trace))
+
+
+_STAGES: tuple[tuple[str, Callable[[Trace], dict[str, Table]]], ...] = (
+    ("sorting compile logs", settle_compile_logs),
+    ("resolving process groups", resolve_groups),
+    ("aligning clocks", align_clocks),
+    ("matching collectives", lambda trace: match_collectives(trace, derived(trace, signatures_of))),
+)
+
+
+def diagnose(trace: Trace, progress: Progress | None = None) -> Report:
+    """Runs all rules; the first finding is the root cause. Worlds that were alive side by side are all judged."""
+    worlds = [Judged(world, *run_rules(world, progress)) for world in (trace, *trace.beside)]
+    findings, effects, checks = merge_worlds(worlds) if trace.beside else worlds[0][1:]
+    capture = describe_capture(trace)
+    if trace.beside:
+        capture = _describe_worlds(worlds, findings[0].evidence.capture if findings else None)
+    return Report(SCHEMA_NAME, capture, tuple(findings), tuple(checks), tuple(effects))
+
+
+def shown_world(trace: Trace, report: Report) -> Trace:
+    """The world that the report describes: that of the root cause."""
+    worlds = (trace, *trace.beside)
+    return next((each for each in worlds if each.world and each.world.number == report.capture.world), trace)
+
+
+def _describe_worlds(worlds: Sequence[Judged], shown: int | None) -> Capture:
+    """The capture of the world that is shown, with the files of all and a word on each."""
+    captures = {world.number: describe_capture(world.trace) for world in worlds}
+    refs = [
+        WorldRef(world.number, world.name, each.ranks, each.world_size, each.n_calls, each.first_ns, each.last_ns)
+        for world, each in zip(worlds, captures.values(), strict=True)
+    ]
+    shown = worlds[0].number if shown is None else shown
+    sources = sum((Counter(capture.sources) for capture in captures.values()), Counter[str]())
+    return msgspec.structs.replace(captures[shown], sources=dict(sources), world=shown, worlds=tuple(refs))
 
 
 def describe_capture(trace: Trace) -> Capture:
@@ -70,7 +110,7 @@ def describe_capture(trace: Trace) -> Capture:
     members = set(trace.table("group_members").array("rank").tolist())
     sources: dict[str, int] = {}
     for name, status in zip(files.text("source").tolist(), files.text("status").tolist(), strict=True):
-        if name and status != "ignored":
+        if name and status not in ("ignored", OTHER_WORLD):
             sources[name] = sources.get(name, 0) + 1
     moments = [calls.array("created_ns"), profiles.array("start_ns"), profiles.array("end_ns")]
     moments += [logs.array("first_ns"), logs.array("last_ns")]

@@ -1,7 +1,7 @@
-"""The same load on a Dask cluster: workers turn files into parts at a place that all share, and answer with little.
+"""The same load on a Dask cluster: workers turn files into parts in a shared folder or store, and return summaries.
 
-A worker that is lost takes nothing with it: Dask gives its files to the others, and an entry of the cache appears whole
-or not at all, so that it does not matter how far it had come.
+A lost worker does no harm: Dask gives its files to the others, and an entry of the cache appears complete or not at
+all, so it does not matter how far it came.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class _Answer(NamedTuple):
 def on_cluster(address: str, n_workers: int | None = None) -> Spread:
     """Where to read: an existing scheduler (tcp://..., tls://..., or the .json file it wrote), or `local`.
 
-    `local` starts workers on this machine, as many as it has cores unless told otherwise, and ends them afterwards.
+    `local` starts workers on this machine, one per core by default, and ends them afterwards.
     """
     if address != LOCAL and n_workers is not None:
-        raise UsageError("the cluster has its own number of workers", "leave out --jobs, or give --cluster local")
+        raise UsageError("the cluster determines the number of workers", "omit --jobs, or use --cluster local")
 
     def spread(read: _ReadOne, claims: Sequence[Claim]) -> Iterator[Result]:
         with _connected(address, min(n_workers or os.cpu_count() or 1, len(claims))) as client:
@@ -85,7 +85,7 @@ def _connected(address: str, n_workers: int) -> Iterator[Client]:
 
 
 def _reachable(address: str) -> str:
-    """The address of a scheduler, after a knock at its door: Dask itself may wait for ever if somebody else opens."""
+    """The address of a scheduler, after a check: Dask itself may wait forever if another program listens there."""
     from distributed import Security
 
     given = address
@@ -99,24 +99,24 @@ def _reachable(address: str) -> str:
             raise ValueError(protocol)
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as door:
             if protocol != "tls" and not door.recv(1):  # a scheduler speaks first
-                raise ConnectionError("closed without a word")
+                raise ConnectionError("it closed the connection")
     except (OSError, OverflowError, ValueError, KeyError, TypeError) as error:
         raise _no_scheduler(given) from error
     if protocol == "tls" and not Security().tls_ca_file:
-        raise UsageError(f"{address} needs certificates", "name them in Dask's configuration: distributed.comm.tls")
+        raise UsageError(f"{address} needs certificates", "set them in Dask's configuration: distributed.comm.tls")
     return address
 
 
 def _no_scheduler(address: str) -> InputError:
     return InputError(
         f"no Dask scheduler answers at {address}",
-        "start one with `dask scheduler` and give the address that it prints, or use --cluster local",
+        "start one with `dask scheduler` and pass the address that it prints, or use --cluster local",
     )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Dask tells of every lost connection; what matters of it is told by the results."""
+    """Dask logs every lost connection; the results show what matters."""
     loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("distributed")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -129,7 +129,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _in_order(answers: Iterator[tuple[int, Result]], n_claims: int) -> Iterator[Result]:
-    """The same files give the same tables, whoever was first."""
+    """The same files give the same tables, in whatever order they finish."""
     early: dict[int, Result] = {}
     for position in range(n_claims):
         while position not in early:
@@ -163,7 +163,7 @@ def _answers(client: Client, read: _ReadOne, claims: Sequence[Claim]) -> Iterato
 
 
 def _outcomes(client: Client, tasks: Mapping[int, bytes]) -> Iterator[tuple[int, object]]:
-    """What became of each task, as they come in: an answer, or the error that stands for it."""
+    """The outcome of each task, as they come in: an answer or an error."""
     from distributed import as_completed
 
     futures = client.map(_self_contained_call(), list(tasks.values()), pure=False, retries=_RETRIES, batch_size=_BATCH)
@@ -194,7 +194,7 @@ def _self_contained_call() -> Callable[[bytes], _Answer]:
 
 
 def _absolute(claim: Claim) -> Claim:
-    """A worker is in a folder of its own."""
+    """A worker has its own working folder."""
     source, reader = claim
     return (source if source.remote else replace(source, path=source.path.absolute())), reader
 
@@ -212,12 +212,13 @@ def _read_on_worker(read: _ReadOne, version: str, claim: Claim) -> _Answer:
     worker = f"{get_worker().address} on {socket.gethostname()}"
     if version != _version():
         raise UsageError(
-            f"worker {worker} has rankscope {_version()}, this machine has {version}", "install the same on both"
+            f"worker {worker} has rankscope {_version()}, this machine has {version}",
+            "install the same version on both",
         )
     if source.remote is None and not source.path.parent.is_dir():
         raise InputError(
-            f"worker {worker} does not see {source.path}",
-            "traces have to lie on a file system that all workers share, or in an object store; unpack archives first",
+            f"worker {worker} cannot see {source.path}",
+            "traces have to be on a file system that all workers share, or in an object store; unpack archives first",
         )
     try:
         return _Answer(worker, read(claim))
@@ -231,9 +232,11 @@ def _answer(outcome: object) -> _Answer:
     if isinstance(outcome, _Answer):
         return outcome
     if isinstance(outcome, CancelledError):  # by nobody but Dask itself
-        raise InputError("the Dask scheduler went away", "run it again: what is in the cache is not read again")
+        raise InputError(
+            "the Dask scheduler disappeared", "run the command again: files in the cache are not read again"
+        )
     if isinstance(outcome, ModuleNotFoundError) and (outcome.name or "").partition(".")[0] == "rankscope":
-        raise UsageError("the workers do not have rankscope", f"pip install rankscope=={_version()} there")
+        raise UsageError("the workers do not have rankscope", f"run pip install rankscope=={_version()} on the workers")
     assert isinstance(outcome, BaseException)
     raise outcome
 
@@ -241,14 +244,14 @@ def _answer(outcome: object) -> _Answer:
 def _deadly(claim: Claim, error: Any) -> Result:
     source, module = claim
     problem = BadFileError(
-        f"ended {error.allowed_failures + 1} workers, one after the other, that read it",
-        "they likely ran out of memory: give each worker more, or read this file on one machine",
+        f"crashed {error.allowed_failures + 1} workers in a row",
+        "they probably ran out of memory: give each worker more, or read this file on one machine",
     )
     return source, importlib.import_module(module).NAME, [], problem
 
 
 def _check_shared(answer: _Answer, known: set[str]) -> None:
-    """A folder may be there on every machine, and yet be another one on each."""
+    """A folder may exist on every machine and still be a different one on each."""
     worker, (_, _, results, _) = answer
     part = next((result for result in results if isinstance(result, Part)), None)
     if part is None or worker in known:
@@ -256,8 +259,8 @@ def _check_shared(answer: _Answer, known: set[str]) -> None:
     known.add(worker)
     if not (_exists_remotely(part.path) if is_url(part.path) else os.path.exists(part.path)):
         raise OutputError(
-            f"worker {worker} has written {without_secrets(part.path)}, which this machine does not see",
-            "give a folder that all machines share, or a URL: --cache /shared/rankscope, --cache s3://bucket/rankscope",
+            f"worker {worker} has written {without_secrets(part.path)}, which this machine cannot see",
+            "use a folder that all machines share, or a URL: --cache /shared/rankscope, --cache s3://bucket/rankscope",
         )
 
 
@@ -267,7 +270,7 @@ def _exists_remotely(url: str) -> bool:
 
 
 class _Patience:
-    """Waits for results, but not for ever where nobody is left to give them."""
+    """Waits for results, but not forever if no workers are left."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -284,7 +287,7 @@ class _Patience:
         elif now > self._last_seen + NO_WORKER_S:
             raise InputError(
                 f"the Dask scheduler at {self._client.scheduler.address} has had no worker for {NO_WORKER_S} s",
-                "start workers with `dask worker ADDRESS`; what is in the cache is not read again",
+                "start workers with `dask worker ADDRESS`; files in the cache are not read again",
             )
 
     def _has_workers(self) -> bool:

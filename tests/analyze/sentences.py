@@ -14,7 +14,7 @@ from rankscope.model.tables import Trace
 
 # Words that claim that ranks are alike, or how they are divided: a sentence with one must be of a shape below.
 _STATES_AGREEMENT = re.compile(
-    r"agree|evenly|majority|peers|the others\b|the other \d|odd one|the same op|different calls"
+    r"agree|evenly|majority|peers|the others\b|the other (?:\d|rank)|outlier|the same op|different calls"
 )
 
 
@@ -27,6 +27,7 @@ class Call:
     size: str
     dtype: str
     line: int
+    stack: int
     is_done: bool
 
     @property
@@ -116,6 +117,7 @@ def _call(row: dict[str, Any]) -> Call:
         describe_shapes(row["input_sizes"], row["output_sizes"]),
         describe_types(row["input_dtypes"], row["output_dtypes"]),
         row["site_id"],
+        row["stack_id"],
         row["status"] == "done",
     )
 
@@ -161,7 +163,7 @@ def _exchange(checker: Checker, said: re.Match[str]) -> bool:
         return False
     odd = said[4] or ""
     amounts = re.fullmatch(
-        f": {RANKS} (?:sends|each send) ([\\d,]+) and expects? ([\\d,]+), not ([\\d,]+) and ([\\d,]+)", odd
+        f": {RANKS} (?:sends|each send) ([\\d,]+) and expects? ([\\d,]+) instead of ([\\d,]+) and ([\\d,]+)", odd
     )
     if amounts:
         ranks = ranks_in(amounts[1])
@@ -178,7 +180,7 @@ def _exchange(checker: Checker, said: re.Match[str]) -> bool:
 
 def _others_exchange(checker: Checker, said: re.Match[str]) -> bool:
     others = checker.apart(checker.finding.ranks)
-    return len(others) == int(said[1]) and {call.amounts for call in others} == {(int(said[2]), int(said[3]))}
+    return len(others) == int(said[1] or 1) and {call.amounts for call in others} == {(int(said[2]), int(said[3]))}
 
 
 def _odd_by_majority(checker: Checker, said: re.Match[str]) -> bool:
@@ -224,8 +226,10 @@ def _position(checker: Checker, said: re.Match[str]) -> bool:
     calls = checker.calls_at(checker.finding.group.name, int(said[1]))
     mine = [calls[rank] for rank in checker.finding.ranks]
     others = [call for rank, call in calls.items() if rank not in checker.finding.ranks]
-    if said[2] == "line of code":
+    if said["what"] == "came from a different line than on":
         differ = [other for other in others if all(other.line != call.line for call in mine)]
+    elif said["what"] == "came from a different caller than on":
+        differ = [other for other in others if all(other.stack != call.stack for call in mine)]
     else:
         differ = [other for other in others if not any(fits(call, other) for call in mine)]
     return bool(differ) and (len(differ) == int(said["few"]) if said["few"] else len(differ) == len(others))
@@ -260,37 +264,35 @@ def _other_members_went_on(checker: Checker, said: re.Match[str]) -> bool:
 
 
 _SPLIT = r"(?P<split>the group is split evenly|no call has a majority in the group)"
-_ODD = rf"{RANKS} (?:is the odd one|are the odd ones) out: "
+_ODD = rf"{RANKS} (?:is the outlier|are the outliers): "
 _SHAPES: dict[str, Callable[[Checker, re.Match[str]], bool]] = {
+    rf"{RANKS} called .* of group .* before (.*) of group (\S+) .*where the others are waiting": _went_before,
     rf"{RANKS} called (?:\w+ with )?(?P<mine>.*) where (?P<peers>{PEERS}) (?:called|passed) (?P<theirs>.*)": (
         _one_against_peers
     ),
     r"rank (\d+) called (?:\w+ with )?(?P<mine>.*) and rank (\d+) (?:called|passed) (?P<theirs>.*) at the same "
     r"position of .*": _tie,
     rf"{RANKS} made (\d+) different calls at the same position of .*": _different_calls,
-    r"the (\d+) ranks of .* send ([\d,]+) elements? in an all_to_all and expect ([\d,]+)(: .*)?": _exchange,
-    r"the other (\d+) ranks each send (\d+) elements? and expect (\d+)": _others_exchange,
+    r"the (\d+) ranks of .* send ([\d,]+) elements? in an all_to_all but expect ([\d,]+)(: .*)?": _exchange,
+    r"the other (?:(\d+) ranks each send|rank sends) (\d+) elements? and expects? (\d+)": _others_exchange,
     rf"{_ODD}(?:the other members|(?P<few>\d+) of the (?P<all>\d+) members) of the group agree with each other": (
         _odd_by_majority
     ),
     rf"{_ODD}{_SPLIT}, but .* the call of (?P<peers>{RANKS}) (?:at this point|was made in earlier steps too)": (
         _odd_by_others
     ),
-    rf"{_SPLIT} and nothing tells which .*": lambda checker, said: _split(checker, said["split"]),
-    rf"{RANKS} fits? neither side: (?P<calls>.*)": _neither,
+    rf"{_SPLIT}, and the data does not show which .*": lambda checker, said: _split(checker, said["split"]),
+    rf"{RANKS} match(?:es)? neither side: (?P<calls>.*)": _neither,
     rf"(?P<calls>{RANKS} called .*)": lambda checker, said: _calls_listed(checker, said["calls"]),
-    r"at seq (\d+) of .* (?:its|their) (line of code|call) is not (?:\w+ peers'|that of (?P<few>\d+) of .*)": (
-        _position
-    ),
+    rf"at seq (\d+) of .* the call of {RANKS} (?P<what>came from a different (?:line|caller) than on"
+    r"|does not match the call of) (?:(?:its|their) peers|(?P<few>\d+) of .*)": _position,
     r"the calls that were recorded have the same operation, sizes and type": _recorded_are_alike,
-    rf"{RANKS} went to .* of group .* before (.*) of group (\S+) .*in which the others wait": (_went_before),
-    r"([\d,]+) more ranks? waits? for these: .*": _is_blocked,
+    r"([\d,]+) more ranks? (?:is|are) blocked by this": _is_blocked,
     rf"{RANKS} do(?:es)? not record types": _silent,
-    r"(?P<calls>\d+) calls?(?: of rank \d+)? from there on fits? .* when shifted by \d+": _other_members_went_on,
-    r"(?P<calls>)(?:it|rank \d+) made the same call twice in a row where (?:its|the) peers went on": (
+    r"(?P<calls>\d+) calls?(?: of rank \d+)? from there on match(?:es)? .* when shifted by \d+": _other_members_went_on,
+    r"(?P<calls>)(?:it|rank \d+) made the same call twice in a row where (?:its|the) peers continued": (
         _other_members_went_on
     ),
-    rf"{RANKS} left the order that the others, or .* own earlier steps, keep": lambda checker, said: (
-        tuple(ranks_in(said[1])) == checker.finding.ranks
-    ),
+    rf"{RANKS} made these calls in a different order than the others, or than in (?:its|their) "
+    r"earlier steps": lambda checker, said: tuple(ranks_in(said[1])) == checker.finding.ranks,
 }

@@ -66,19 +66,19 @@ def test_a_problem_weighs_what_it_costs(what: str, got: Sequence[str], title: st
 
 def test_what_was_asked_for_and_left_nothing_is_told() -> None:
     (finding,) = told(manifest_of([0, 1], got=["metrics"]))
-    assert finding.title == "kineto of ranks 0,1 is missing: nothing was written, and nothing tells why"
+    assert finding.title == "kineto of ranks 0,1 is missing: nothing was written, and no reason was recorded"
 
 
 def test_of_a_process_that_was_killed_the_reason_is_known() -> None:
     (finding,) = told(manifest_of([0], got=["metrics"], ended_ns=-1, exit_code=137))
-    assert "ended before it could" in finding.title
+    assert "the process was killed first" in finding.title
 
 
 def test_of_a_job_that_runs_nothing_is_missing_yet() -> None:
     """Defect: a snapshot of a running job said that its processes had been ended."""
     (finding,) = told(manifest_of([0], got=["metrics"], ended_ns=-1, exit_code=-1))
     assert finding.severity == "info"
-    assert finding.title == "kineto of rank 0: not written yet, it comes when the process ends"
+    assert finding.title == "kineto of rank 0: not written yet: it is written when the process ends"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_job_too_short_to_be_profiled_is_no_failure(n_steps: int, severity: st
 def test_many_problems_are_cut_short() -> None:
     finding = told(manifest_of([0], problems=[("kineto", f"problem {number}", "") for number in range(20)]))
     assert len(finding) == 8
-    assert finding[0].evidence.notes == ("and 12 more problems: see the table collection_problems",)
+    assert finding[0].evidence.notes == ("12 more problems: see the table collection_problems",)
 
 
 def with_clocks(trace: Trace, offsets_ms: Sequence[int | None], error_ms: int = 1) -> Trace:
@@ -149,6 +149,6 @@ def test_other_runs_of_the_folder_are_told() -> None:
     rows = [{"path": path, "status": "other-run", "hint": f"rankscope {path}"} for path in paths]
     files = Table.from_rows("files", [{"path": "traces/nccl_trace_rank_0", "status": "read"}, *rows])
     finding = found(Trace(("traces",), {"files": files}), "D910")
-    assert finding.title == "2 other runs of the job in the same folder: not read here"
+    assert finding.title == "2 other runs of this job in the same folder, not read"
     assert finding.evidence.notes == paths
-    assert finding.help == "to judge the latest: rankscope traces/run_3"
+    assert finding.help == "to diagnose the latest: rankscope traces/run_3"

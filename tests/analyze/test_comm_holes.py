@@ -87,7 +87,7 @@ def test_numbers_that_start_again_are_of_another_run() -> None:
 def test_ranks_recorded_at_another_time_are_told() -> None:
     [finding] = findings(windows((0, 0, 0, 10), (1, 1, 2, 12), (2, 2, 5_000, 5_010)), "D908")
     assert finding.ranks == (2,)
-    assert "another time" in finding.title
+    assert "a different time" in finding.title
 
 
 def test_traces_of_one_rank_that_are_days_apart_are_of_different_runs() -> None:

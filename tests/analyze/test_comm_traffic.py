@@ -85,7 +85,7 @@ def reducing_pairs(
 def test_a_group_that_moves_data_slowly_is_named() -> None:
     [finding] = findings(reducing_pairs({(0, 1): 5.0, (2, 3): 1.0, (4, 5): 5.1, (6, 7): 4.9}), "S204")
     assert finding.ranks == (2, 3)
-    assert "5.0 times more slowly" in finding.title
+    assert "5.0 times slower" in finding.title
     assert finding.evidence.facts["groups"] == ["2"]
     assert finding.evidence.facts["cost_pct"] == pytest.approx(16, abs=0.5)
 

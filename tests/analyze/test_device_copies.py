@@ -53,8 +53,8 @@ def copying(**columns: object) -> list[Row]:
     [
         ({"name": "Memcpy HtoD (Pageable -> Device)", "n_bytes": 3 * MIB}, "not pinned", "pin_memory=True"),
         ({"name": "Memcpy DtoH (Device -> Pageable)", "n_bytes": 3 * MIB}, "not pinned", "into pinned memory"),
-        ({"n_bytes": MIB}, "less than 6 GB/s", "look at the link"),
-        ({"n_bytes": 512}, "copies of less than 64 KiB", "gather small tensors"),
+        ({"n_bytes": MIB}, "less than 6 GB/s", "check the link"),
+        ({"n_bytes": 512}, "copies of less than 64 KiB", "pack small tensors"),
         ({"n_bytes": 6 * MIB}, "", "copy with non_blocking=True"),
     ],
 )

@@ -79,7 +79,7 @@ def test_growth_compares_the_ends_of_steps_without_the_first() -> None:
 def test_memory_that_grows_in_every_step_is_told_with_the_steps_that_are_left() -> None:
     [finding] = findings(steps_ending_with(MIB, 50 * MIB, 52 * MIB, 54 * MIB, 56 * MIB), "P305")
     assert finding.severity == "warning"
-    assert "rank 0 uses 2.0 MiB more memory of the device in every step" in finding.title
+    assert "rank 0 uses 2.0 MiB more device memory in every step" in finding.title
     assert finding.evidence.facts["steps_left"] == (1024 - 112) // 2
 
 
@@ -87,7 +87,7 @@ def test_memory_of_the_host_has_no_known_end() -> None:
     trace = steps_ending_with(MIB, 50 * MIB, 52 * MIB, 54 * MIB, 56 * MIB, device_type="cpu", device=-1)
     [finding] = findings(trace, "P305")
     assert finding.severity == "info"
-    assert "of the host" in finding.title
+    assert "more host memory" in finding.title
     assert finding.evidence.facts["steps_left"] is None
 
 

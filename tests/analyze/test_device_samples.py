@@ -230,4 +230,4 @@ def test_a_training_that_loads_slowly_from_pageable_memory_is_seen_through() -> 
     found = shown(RESNET)
     assert {"P303", "P304"} <= set(found)
     assert found["P303"]["loaders"][0]["name"] == "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-    assert found["P304"]["reasons"][0] == "the host's memory is not pinned"
+    assert found["P304"]["reasons"][0] == "the host memory is not pinned"

@@ -12,7 +12,7 @@ import pytest
 import rankscope
 from rankscope.model.finding import Report
 from rankscope.simulate.simulation import Simulation, simulate
-from rankscope.simulate.spec import Fault, JobSpec, Mesh
+from rankscope.simulate.spec import Fault, JobSpec, Mesh, Noise
 
 PAUSE_NS = 5 * 10**9
 TIMES = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
@@ -93,3 +93,15 @@ def test_the_table_of_groups_tells_generations(tmp_path: Path) -> None:
     write(tmp_path, [job(1), job(2)])
     groups = rankscope.load(str(tmp_path)).table("groups")
     assert sorted(groups.array("generation").tolist()) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("ring", [70, 90, 120])
+@pytest.mark.parametrize("kind", ["lost", "node", "stuck"])
+def test_the_beginning_of_the_first_generation_is_not_needed_to_tell_the_second(
+    tmp_path: Path, kind: str, ring: int
+) -> None:
+    """Defect: where the ring had dropped the first calls of the first generation, a hung job got the all-clear."""
+    spec = JobSpec(Mesh(dp=2, tp=4, pp=1), steps=11, generations=2, ranks_per_host=4)
+    faulty = simulate(spec, Fault(kind, step=8), Noise(ring=ring, same_ids=True))
+    faulty.write(tmp_path)
+    assert errors(rankscope.diagnose(rankscope.load(str(tmp_path)))) == [(faulty.truth.rule, faulty.truth.ranks)]

@@ -37,3 +37,18 @@ def test_the_same_order_everywhere_is_no_finding(tmp_path: Path) -> None:
 
 def test_a_job_that_runs_is_left_alone(tmp_path: Path) -> None:
     assert all(finding.code != "H114" for finding in write(tmp_path, {3}, None).findings)
+
+
+def test_a_group_of_another_number_is_told_before_the_others_used_theirs(tmp_path: Path) -> None:
+    """Defect: an order-deadlock, as no number had two meanings yet."""
+    simulate(JobSpec(mesh=Mesh(dp=4, tp=2, pp=1), experts=True), Fault("groups", rank=2)).write(tmp_path)
+    report = rankscope.diagnose(rankscope.load(str(tmp_path)))
+    assert [(finding.code, finding.ranks) for finding in report.findings if finding.severity == "error"] == [
+        ("H114", (2,))
+    ]
+    assert '"ep" is group' in report.findings[0].title
+
+
+def test_experts_with_groups_in_the_same_order_are_no_finding(tmp_path: Path) -> None:
+    simulate(JobSpec(mesh=Mesh(dp=4, tp=2, pp=1), experts=True), Fault("stuck", rank=2)).write(tmp_path)
+    assert all(finding.code != "H114" for finding in rankscope.diagnose(rankscope.load(str(tmp_path))).findings)

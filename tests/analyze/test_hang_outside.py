@@ -30,11 +30,11 @@ def test_a_stall_in_which_no_call_waits_is_told_with_the_place_of_each_rank() ->
     finding = found(with_stacks(job(DONE), looks), "H115")
     assert (finding.severity, finding.certainty, finding.ranks) == ("error", "likely", ())
     assert finding.title == (
-        "the job hangs outside of its recorded calls, which are all done: "
+        "the job hangs outside of its recorded calls, which all completed: "
         "ranks 2,3 are in load (data.py:31), inside recv (socket.py:7), ranks 0,1 are in save (save.py:9)"
     )
     assert finding.evidence.certain == (
-        "every recorded call of every rank is done",
+        "all recorded calls completed on all ranks",
         "the main thread of ranks 0,1 is in save (save.py:9)",
         "the main thread of ranks 2,3 is in load (data.py:31), inside recv (socket.py:7)",
     )
@@ -58,20 +58,20 @@ def test_a_stall_after_which_the_ranks_made_calls_is_over() -> None:
     later = {rank: [f"{CALL} done +1000", f"{CALL} done +600000"] for rank in range(4)}
     trace = with_stacks(job(later), {rank: [(300, STALL, SAVING)] for rank in range(4)})
     assert codes(trace) == []
-    assert "nothing tells whether the job hung" in str(why_skipped(trace))
+    assert "the data does not show whether the job hung" in str(why_skipped(trace))
 
 
 def test_a_rank_of_which_nothing_is_known_is_named() -> None:
     trace = job({rank: DONE[rank] for rank in range(3)}, Setting(config={"1": [[0, 1, 2, 3]]}))
     finding = found(with_stacks(trace, {rank: [(300, STALL, SAVING)] for rank in range(3)}), "H115")
-    assert "nothing tells where rank 3 is" in finding.evidence.notes
+    assert "the data does not show where rank 3 is" in finding.evidence.notes
 
 
 def test_stacks_that_somebody_asked_for_are_only_a_note() -> None:
     trace = with_stacks(job(DONE), {rank: [(300, "asked by snapshot", COMPUTING)] for rank in range(4)})
     finding = found(trace, "H115")
     assert finding.severity == "info"
-    assert finding.title == "no rank waits in a recorded call: ranks 0-3 are in forward (train.py:50)"
+    assert finding.title == "no rank is waiting in a recorded call: ranks 0-3 are in forward (train.py:50)"
     assert finding.help.startswith("if the job hung, find out why ranks 0-3 do not leave forward")
     assert alarms(trace) == []
 
@@ -82,8 +82,8 @@ def test_ranks_that_a_signal_ended_are_told_with_their_last_calls() -> None:
     finding = found(trace, "H115")
     assert finding.severity == "info"
     assert finding.title == (
-        "no rank waited in a recorded call when a signal ended the job: "
-        "ranks 0,1 made all_reduce [8] f32 (dp) in step (train.py:40) last"
+        "no rank was waiting in a recorded call when a signal ended the job: "
+        "the last call of ranks 0,1 was all_reduce [8] f32 (dp) in step (train.py:40)"
     )
     assert finding.evidence.notes == ("ranks 0,1 were ended by a signal",)
     assert "rankscope snapshot" in finding.help
@@ -101,7 +101,7 @@ def test_groups_of_one_role_are_one_place() -> None:
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        pytest.param({}, "the job ended well", id="ended well"),
+        pytest.param({}, "the job ended normally", id="ended well"),
         pytest.param({"ending": "exception", "exit_code": 1}, "a rank ended with an exception", id="raised"),
     ],
 )
@@ -113,7 +113,9 @@ def test_a_job_that_ended_otherwise_did_not_hang(told: dict[str, Any], why: str)
 
 def test_dumps_alone_are_no_sign() -> None:
     assert codes(job(DONE)) == []
-    assert str(why_skipped(job(DONE))).startswith("all calls are done, and nothing tells whether the job hung")
+    assert str(why_skipped(job(DONE))).startswith(
+        "all calls completed, and the data does not show whether the job hung"
+    )
 
 
 @pytest.mark.parametrize(

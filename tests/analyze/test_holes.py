@@ -28,14 +28,14 @@ def test_a_member_without_a_dump_is_missed() -> None:
     finding = found(job({0: DONE, 1: DONE}, Setting(config={"1": [(0, 1, 2, 3)]})), "D901")
     assert (finding.ranks, finding.severity) == ((2, 3), "warning")
     assert finding.title == "no readable dump from ranks 2,3 of 4"
-    assert finding.evidence.notes == ("nothing that was read waits for them",)
+    assert finding.evidence.notes == ("no rank with a dump is waiting for them",)
 
 
 def test_it_is_said_when_the_verdict_does_not_depend_on_the_missing_dump() -> None:
     programs = {0: HANGS, 1: HANGS, 2: DONE, 3: ["x:2 barrier done"]}
     trace = job(programs, Setting(config={"1": [(0, 1, 2)], "2": [(3, 4)]}))
     assert root_cause(trace).rule == "rank-stuck"
-    assert found(trace, "D901").evidence.notes == ("the verdict does not depend on them",)
+    assert found(trace, "D901").evidence.notes == ("the verdict does not depend on these ranks",)
 
 
 def test_a_lost_rank_that_is_the_cause_is_not_reported_twice() -> None:
@@ -87,7 +87,7 @@ def test_a_ring_too_small_for_the_hang_is_a_warning() -> None:
     assert (root_cause(trace).rule, root_cause(trace).ranks) == ("rank-stuck", (1,))
     finding = found(trace, "D904")
     assert (finding.severity, finding.ranks) == ("warning", (1,))
-    assert finding.evidence.notes == ("the verdict rests on the counters of these ranks, not on their calls",)
+    assert finding.evidence.notes == ("the verdict is based on the counters of these ranks, not on their calls",)
     assert "TORCH_FR_BUFFER_SIZE" in finding.help
 
 

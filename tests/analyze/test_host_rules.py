@@ -47,13 +47,13 @@ def test_short_kernels_leave_the_device_idle_between_launches() -> None:
     (finding,) = findings(capture(training(pace=100, kernel=5)))
     assert (finding.code, finding.severity, finding.certainty, finding.ranks) == ("P311", "warning", "likely", (0,))
     assert finding.title == (
-        "rank 0 launches kernels more slowly than the device runs them: it idles 95 % of the step (9 ms)"
+        "rank 0 launches kernels more slowly than the device runs them: it is idle 95 % of the step (9 ms)"
     )
     assert finding.evidence.certain == (
         "199 gaps on rank 0, median 95 us",
-        "around them a launch comes every 100 us, a kernel takes 5 us (medians)",
+        "around these gaps, the host launches a kernel every 100 us, and a kernel takes 5 us (medians)",
     )
-    assert finding.evidence.likely == ("most of the idling comes before kernels of aten::mul",)
+    assert finding.evidence.likely == ("most of the idle time is before kernels of aten::mul",)
     assert finding.evidence.facts["operators"] == ["aten::mul"]
     assert "CUDA graphs" in finding.help
 
@@ -67,7 +67,7 @@ def test_the_profilers_own_cost_is_mentioned() -> None:
     trace = capture(training(pace=100, kernel=5))
     trace.tables["profiles"] = Table.from_rows("profiles", [{"rank": 0, "file_id": 0, "has_stacks": True}])
     (finding,) = findings(trace)
-    assert finding.evidence.notes == ("the profiler itself slowed the launches down (with_stack)",)
+    assert finding.evidence.notes == ("the profiler itself slows launches down (with_stack)",)
 
 
 def test_few_launches_say_nothing() -> None:
@@ -79,7 +79,7 @@ def test_all_ranks_are_one_finding_and_few_of_many_are_no_warning() -> None:
     (finding,) = findings(capture(*slow))
     assert (finding.ranks, finding.severity) == ((0, 1, 2), "warning")
     assert finding.title.startswith("ranks 0-2 launch kernels more slowly")
-    assert finding.title.endswith("it idles 95 % of the step (9 ms) on rank 0")
+    assert finding.title.endswith("it is idle 95 % of the step (9 ms) on rank 0")
     (finding,) = findings(capture(*slow, *fast))
     assert (finding.ranks, finding.severity) == ((0, 1, 2), "info")
 
@@ -131,13 +131,13 @@ def test_waits_for_results_leave_the_device_idle() -> None:
     (finding,) = findings(capture(with_items()))
     assert (finding.code, finding.severity, finding.ranks) == ("P313", "warning", (0,))
     assert finding.title == (
-        "rank 0 waits for the device in aten::item (cudaStreamSynchronize), which then idles 20 % of the step (4 ms)"
+        "rank 0 waits for the device in aten::item (cudaStreamSynchronize), which is then idle 20 % of the step (4 ms)"
     )
     assert finding.evidence.certain == (
-        "aten::item (cudaStreamSynchronize): 20 waits, after 19 of them the device idled, 4 ms in all",
+        "aten::item (cudaStreamSynchronize): 20 waits; the device was idle after 19 of them, 4 ms in total",
     )
     assert finding.location is None
-    assert finding.evidence.notes == ("the line of code: record with with_stack=True and read with --stacks",)
+    assert finding.evidence.notes == ("to see the line of code, record with with_stack=True and read with --stacks",)
 
 
 def test_the_users_own_line_is_named_where_python_calls_are_known() -> None:
@@ -169,10 +169,10 @@ def test_kernels_that_start_late_on_a_free_device() -> None:
     (finding,) = findings(time_sliced())
     assert (finding.code, finding.severity, finding.ranks) == ("P314", "warning", (0,))
     assert (
-        finding.title == "kernels of rank 0 start late although the device is free: it idles 79 % of the step (24 ms)"
+        finding.title == "kernels of rank 0 start late although the device is free: it is idle 79 % of the step (24 ms)"
     )
     assert (
-        "59 kernels of rank 0 began long after the launch had returned, 400 us on average" in finding.evidence.certain
+        "59 kernels of rank 0 started long after the launch had returned, 400 us on average" in finding.evidence.certain
     )
 
 

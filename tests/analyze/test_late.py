@@ -10,7 +10,10 @@ def test_completions_after_the_timeout_are_reported_as_aborted() -> None:
     trace = job({0: hangs, 1: hangs, 2: hangs[:1]})
     finding = found(trace, "H110")
     assert finding.severity == "info"
-    assert finding.title == "2 calls of 2 ranks ended only after the time-out of 10 min 0 s: aborted, not completed"
+    assert (
+        finding.title
+        == "2 calls of 2 ranks ended only after the timeout of 10 min 0 s: they were aborted and did not complete"
+    )
     assert finding.evidence.facts == {"n_calls": 2, "ranks": [0, 1]}
     # And the verdict is what it would be had they never ended, waited in for the time-out.
     cause = root_cause(trace)

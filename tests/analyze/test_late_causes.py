@@ -59,7 +59,7 @@ def test_a_longer_data_loader_is_named() -> None:
     )
     finding = only(host_job([loader], annotations=()))
     assert (finding.ranks, finding.evidence.facts["cause"]) == ((LATE,), "data-loading")
-    assert "waits for data 15 ms longer" in finding.title
+    assert "waits 15 ms longer for data" in finding.title
     assert finding.severity == "warning"
     assert finding.evidence.comparison is not None
     keys = finding.evidence.comparison.keys

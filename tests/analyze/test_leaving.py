@@ -24,7 +24,7 @@ def test_a_rank_at_the_barrier_after_the_loop_has_left_it_early() -> None:
     assert (cause.rule, cause.ranks, cause.certainty) == ("op-mismatch", (2,), "certain")
     assert cause.evidence.likely == (
         "rank 2 has left the training loop early, with fewer batches than the others: barrier in step (train.py:90) "
-        "comes after the loop and was never called before, and the usual next call is all_reduce in step (train.py:40)",
+        "comes after the loop and was never called before; the usual next call is all_reduce in step (train.py:40)",
     )
     assert cause.help.startswith("give all ranks the same number of batches")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from analyze.building import job
-from rankscope.analyze.hangs.programs import Departure, Shift, explain_shift, programs_of
+from rankscope.analyze.hangs.programs import Departure, programs_of
+from rankscope.analyze.hangs.shifts import Shift, explain_shift
 from rankscope.model.tables import Trace
 
 
@@ -21,6 +22,9 @@ def explain(actual: str, expected: str, previous: str | None = None, n_enough: i
         ("BCDE", "ABCDE", Shift("skipped", 1, 4)),
         ("CDE", "ABCDE", Shift("skipped", 2, 3)),
         ("EFG", "ABCDEFG", Shift("skipped", 4, 3)),
+        ("FGHI", "ABCDEFGHI", Shift("skipped", 5, 4)),
+        ("Z", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", Shift("skipped", 25, 1)),
+        ("ABCDEFGHXY", "XYZ", Shift("repeated", 8, 2)),
         ("XABC", "ABC", Shift("repeated", 1, 3)),
         ("XYABC", "ABC", Shift("repeated", 2, 3)),
         ("BACD", "ABCD", Shift("swapped", 1, 4)),
@@ -37,7 +41,7 @@ def test_the_same_call_twice_in_a_row_is_a_repetition_even_if_nothing_follows() 
     assert explain("A", "BC", previous="X") is None
 
 
-@pytest.mark.parametrize(("actual", "expected"), [("XYZW", "ABCD"), ("FGHI", "ABCDEFGHI"), ("", "AB")])
+@pytest.mark.parametrize(("actual", "expected"), [("XYZW", "ABCD"), ("XFGHI", "ABCDEFGHI"), ("", "AB")])
 def test_what_fits_nowhere_is_not_explained(actual: str, expected: str) -> None:
     assert explain(actual, expected) is None
 
@@ -73,8 +77,7 @@ STEP = [f"dp:1 all_reduce done @loop.py:{line}" for line in (10, 11, 12)]
 
 
 def departure_of(rank: int, trace: Trace) -> Departure | None:
-    siblings = [other for other in (0, 1, 2, 3) if other != rank]
-    return programs_of(trace).departure(rank, siblings)
+    return programs_of(trace).departure(rank)
 
 
 def test_a_departure_is_found_beside_siblings() -> None:
@@ -102,7 +105,7 @@ def test_siblings_that_differ_from_the_first_calls_on_are_of_another_role() -> N
 def test_without_siblings_the_ranks_own_past_is_the_measure() -> None:
     whole = STEP * 4
     trace = job({0: [*whole[:7], *whole[8:]], 1: []})
-    found = programs_of(trace).departure(0, [1])
+    found = programs_of(trace).departure(0)
     assert found is not None
     assert (found.shift.kind, found.expected.basis) == ("skipped", "history")
 

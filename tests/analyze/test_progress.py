@@ -117,7 +117,7 @@ def test_a_moment_of_a_moving_job_is_no_error(moving: Progress) -> None:
     for ranks in ((1,), ()):  # a stall of all has no culprit
         [finding] = tempered(report_of("rank-stuck", "error", *ranks), moving).findings
         assert finding.severity == "info"
-        assert "went on between the two readings" in finding.evidence.notes[-1]
+        assert "made progress between the two readings" in finding.evidence.notes[-1]
 
 
 def test_a_rank_that_works_while_others_wait_is_a_warning(working: Progress) -> None:

@@ -41,8 +41,8 @@ def test_on_a_capture_of_dumps_every_rule_for_them_runs_and_the_others_say_why_n
     assert {check.why for check in others} == {
         "no profiler traces in this capture",
         "no execution traces in this capture",
-        "no logs of torch.compile in this capture: record with TORCH_TRACE=FOLDER",
-        "no stacks of threads in this capture: record with `rankscope record`, or with py-spy dump",
+        "no torch.compile logs in this capture: record with TORCH_TRACE=FOLDER",
+        "no thread stacks in this capture: record with `rankscope record`, or with py-spy dump",
         "no manifest in this capture: it was not made by `rankscope record`",
         "no metrics in this capture: record with `rankscope record`",
     }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from random import Random
 
 import pytest
 
 import rankscope
-from analyze.pipelined import ALL_REDUCE, Run, one_forward_one_backward
+from analyze.pipelined import ALL_REDUCE, Half, Program, Run, one_forward_one_backward
 from rankscope.model.finding import Report
 
 N_STEPS = 4
@@ -63,3 +64,36 @@ def test_a_fault_in_the_first_step_is_not_blamed_on_the_hardware(seed: int, tmp_
     report = diagnosed(Run(programs), tmp_path)
     assert report.findings[0].rule in ("order-deadlock", "p2p-unmatched"), report.findings[0].title
     assert rank in report.findings[0].ranks
+
+
+def without(programs: list[Program], rank: int, gone: Half, step: int) -> Run:
+    """The run in which a rank leaves out its last half of this kind in a step."""
+    program = programs[rank]
+    places = [n for n, halves in enumerate(program) if gone in halves and step_of(program, n) == step]
+    kept = tuple(half for half in program[places[-1]] if half != gone)
+    program[places[-1] : places[-1] + 1] = [kept] if kept else []
+    return Run(programs)
+
+
+@pytest.mark.parametrize("n_microbatches", [4, 8, 30])
+def test_a_rank_that_went_on_to_the_collective_left_out_the_transfer(n_microbatches: int, tmp_path: Path) -> None:
+    """Defect: in the first step, a deadlock blamed on the rank that still waits in its send."""
+    run = without(one_forward_one_backward(2, n_microbatches, 2), 0, ("recv", 1), 0)
+    first = diagnosed(run, tmp_path).findings[0]
+    assert (first.rule, first.ranks, first.certainty) == ("p2p-unmatched", (0,), "likely")
+    assert first.evidence.facts["missing"] == [{"op": "recv", "peer": 1}]
+    assert "without its receive from rank 1; rank 1 is waiting for it" in first.title
+
+
+def test_in_a_short_ring_a_missing_send_is_no_certain_fault_of_the_hardware(tmp_path: Path) -> None:
+    """Defect: "all 2 ranks joined", certain, by pairs that were counted from the middle of the job."""
+    run = without(one_forward_one_backward(4, 4, 4), 2, ("send", 3), 2)
+    run.write(tmp_path)
+    for path in tmp_path.iterdir():
+        dump = pickle.loads(path.read_bytes())
+        dump["entries"] = dump["entries"][-40:]
+        path.write_bytes(pickle.dumps(dump, 2))
+    first = rankscope.diagnose(rankscope.load(str(tmp_path))).findings[0]
+    assert first.rule == "p2p-unmatched"
+    assert first.certainty == "likely"
+    assert 2 in first.ranks

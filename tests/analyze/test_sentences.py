@@ -23,7 +23,7 @@ def first(trace: Trace) -> Finding:
     return next(finding for finding in findings(trace) if finding.severity == "error")
 
 
-@pytest.mark.parametrize("kind", ["op", "size", "dtype", "skip", "order"])
+@pytest.mark.parametrize("kind", ["op", "size", "dtype", "skip", "repeat", "order"])
 def test_sentences_about_simulated_faults_are_true(kind: str, tmp_path: Path) -> None:
     false: list[str] = []
     n_judged = 0
@@ -92,14 +92,14 @@ def test_members_without_a_dump_do_not_agree_with_anybody(n_members: int) -> Non
 def test_who_fits_neither_side_is_told() -> None:
     finding = first(job(HAND_MADE["two members odd in different ways"]))
     assert finding.title == "rank 1 called all_reduce [7] f32 where 3 of its 4 peers called all_reduce [8] f32"
-    assert "rank 3 fits neither side: rank 3 called all_reduce [8] bf16" in finding.evidence.certain
+    assert "rank 3 matches neither side: rank 3 called all_reduce [8] bf16" in finding.evidence.certain
 
 
 def test_an_exchange_shows_who_sends_and_who_expects_how_much() -> None:
     finding = first(job(HAND_MADE["an exchange with one odd total"]))
     assert finding.ranks == (3,)
     assert finding.title.endswith(
-        "send 30 elements in an all_to_all and expect 32: rank 3 sends 6 and expects 8, not 8 and 8"
+        "send 30 elements in an all_to_all but expect 32: rank 3 sends 6 and expects 8 instead of 8 and 8"
     )
     table = finding.evidence.comparison
     assert table is not None
@@ -120,6 +120,11 @@ FALSE = [
     ("eight sizes", "the group is split evenly and nothing tells which side is right: both are named"),
     ("a pair", "rank 0 called all_reduce with [8] and rank 0 passed [8] at the same position of group 1 (dp)"),
     ("a pair", "ranks 0,1 agree on everything"),
+    ("a pair", "at seq 2 of group 1 (dp) the call of rank 1 came from a different line than on its peers"),
+    (
+        "two that are odd alike, one in another way",
+        "at seq 2 of group 1 (dp) the call of rank 1 does not match the call of 4 of its 6 peers",
+    ),
 ]
 
 

@@ -13,7 +13,8 @@ from rankscope.simulate import FAULTS, Fault, JobSpec, Mesh, Simulation, Truth, 
 pytestmark = pytest.mark.slow
 
 N_CASES = 36
-HANGS = tuple(kind for kind in FAULTS if kind != "straggler")
+# A lost host and groups in another order need jobs of their own: tests of these have them.
+HANGS = tuple(kind for kind in FAULTS if kind not in ("straggler", "node", "groups"))
 
 # Where the records of two ranks differ only in who is odd, both are named: rightly, as nothing else is known.
 TIES = frozenset({"tie"})

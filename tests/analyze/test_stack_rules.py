@@ -92,7 +92,7 @@ def test_stacks_that_are_older_than_the_last_call_say_nothing() -> None:
 
 def test_a_rank_that_waits_where_its_recorder_cannot_see_it_is_said_to_wait() -> None:
     cause = root_cause(with_stacks(stuck_job(), {2: [(300, STALL, WAITING)]}))
-    assert cause.evidence.likely[0] == "rank 2 waits there in a call that its recorder does not show"
+    assert cause.evidence.likely[0] == "rank 2 is waiting there in a call that its recorder does not show"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_an_exception_that_ended_the_rank_is_the_reason(reason: str, has_raised:
     expected = f"rank 2 ended there: {reason}" if has_raised else "rank 2 is stuck or busy there"
     assert cause.title.startswith(f"rank 2 raised {reason}; it never reached" if has_raised else "rank 2 never reached")
     assert cause.evidence.likely[0] == expected
-    assert cause.help.startswith("correct what raised" if has_raised else "find out why")
+    assert cause.help.startswith("fix the exception" if has_raised else "find out why")
 
 
 def test_a_rank_without_a_dump_that_wrote_its_stacks_is_told_with_them() -> None:
@@ -142,7 +142,7 @@ def test_stacks_alone_name_the_odd_rank() -> None:
         "error",
         "likely",
     )
-    assert finding.title == "rank 3 stands in load (data.py:31), 7 peers in average (train.py:40)"
+    assert finding.title == "rank 3 is in load (data.py:31) while 7 peers are in average (train.py:40)"
     assert places(finding) == (31, 40)
     assert [group.ranks for group in finding.evidence.stacks] == [(3,), (0, 1, 2, 4, 5, 6, 7)]
 
@@ -195,7 +195,7 @@ def test_where_the_dumps_decide_stacks_do_not() -> None:
     assert "H105" in told
     assert "H112" not in told
     skipped = {check.rule: check.why for check in run_rules(trace)[2]}
-    assert skipped["rank-elsewhere"] == "the recorders' dumps decide what happened"
+    assert skipped["rank-elsewhere"] == "the recorder dumps already show what happened"
 
 
 def test_a_job_that_ended_well_has_no_odd_rank() -> None:

@@ -142,7 +142,7 @@ def steps(n_steps: int, n_layers: int = 20) -> dict[int, list[str]]:
 
 def test_a_ring_that_kept_a_few_steps_is_said_not_to_show_a_habit() -> None:
     assert why_skipped(steps(2, n_layers=998), dropped=500) == (
-        "the ring kept 2,000 calls of a rank, about 2 steps, and a habit shows in 4 or more: "
+        "the ring buffer kept only 2,000 calls per rank, about 2 steps; 4 are needed: "
         "record with TORCH_FR_BUFFER_SIZE=10000"
     )
     assert "TORCH_FR_BUFFER_SIZE=2000" in why_skipped(steps(1), dropped=500)
@@ -160,6 +160,6 @@ def test_a_ring_that_kept_enough_steps_is_judged_whatever_it_dropped() -> None:
 
 def test_a_job_of_a_few_calls_is_too_short_for_a_habit_whatever_the_ring() -> None:
     assert why_skipped({0: ["dp:1 all_reduce done"] * 3, 1: ["dp:1 all_reduce done"] * 3}) == (
-        "no group has more than 3 collectives that all its ranks finished: a habit shows in 4 or more"
+        "no group has more than 3 collectives that completed on all its ranks; 4 are needed"
     )
     assert why_skipped(steps(1)) == ""  # a single step, but all that there was

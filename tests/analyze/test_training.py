@@ -83,10 +83,10 @@ def test_the_rank_whose_loss_went_first_is_named() -> None:
     """Its gradients reach all others in the next step."""
     finding = one({("loss", rank): broken(curve(rank), 119 if rank == 3 else 120) for rank in range(8)})
     assert (finding.code, finding.ranks, finding.severity, finding.certainty) == ("S211", (3,), "error", "certain")
-    assert finding.title == "loss of rank 3 is NaN at step 120, and stays so"
+    assert finding.title == "loss of rank 3 is NaN from step 120 on"
     assert finding.evidence.certain == (
-        "the last number of rank 3 is at step 119",
-        "7 ranks (0-2,4-7) had a number at step 120, and none from 121 on",
+        "the last finite value of rank 3 is at step 119",
+        "7 ranks (0-2,4-7) were still finite at step 120, but not from 121 on",
     )
     assert finding.evidence.facts["step"] == 120
 
@@ -95,13 +95,13 @@ def test_peers_that_train_on_are_told() -> None:
     finding = one(
         {("loss", rank): broken(curve(rank), 200, value=np.inf) if rank == 1 else curve(rank) for rank in range(4)}
     )
-    assert (finding.ranks, finding.title) == ((1,), "loss of rank 1 is infinite at step 201, and stays so")
-    assert "ranks 0,2,3 still had numbers afterwards" in finding.evidence.certain
+    assert (finding.ranks, finding.title) == ((1,), "loss of rank 1 is infinite from step 201 on")
+    assert "ranks 0,2,3 stayed finite" in finding.evidence.certain
 
 
 def test_where_all_go_at_once_nobody_is_blamed() -> None:
     finding = one({("loss", rank): broken(curve(rank), 50) for rank in range(4)})
-    assert (finding.ranks, finding.title) == ((), "loss of all 4 ranks is NaN at step 51, and stays so")
+    assert (finding.ranks, finding.title) == ((), "loss of all 4 ranks is NaN from step 51 on")
 
 
 def test_ranks_that_were_not_recorded_at_that_step_may_be_as_guilty() -> None:
@@ -188,7 +188,7 @@ def test_memory_that_grows_to_the_end_is_told() -> None:
     told = {("host_memory_bytes", 1): samples() + np.arange(600) * MIB, ("host_memory_bytes", 0): samples(seed=1)}
     finding = one(told)
     assert (finding.code, finding.ranks, finding.severity) == ("P332", (1,), "info")
-    assert re.fullmatch(r"rank 1 takes (59|60)\.\d MiB more host memory every minute", finding.title)
+    assert re.fullmatch(r"rank 1 uses (59|60)\.\d MiB more host memory every minute", finding.title)
     told["host_memory_available_bytes", 1] = np.full(600, 3600 * MIB)
     finding = one(told)
     assert finding.severity == "warning"

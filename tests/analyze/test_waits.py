@@ -86,7 +86,7 @@ def test_a_rank_that_never_came_is_stuck_after_its_last_call() -> None:
     assert verdict(trace) == ("rank-stuck", (2,), "certain")
     cause = root_cause(trace)
     assert lines(cause) == (10, 20)
-    assert cause.title == "rank 2 never reached all_reduce [8] f32 that 2 peers wait in"
+    assert cause.title == "rank 2 never reached the all_reduce that 2 peers are waiting in"
     assert cause.evidence.n_blocked == 2
 
 
@@ -113,7 +113,7 @@ def test_the_number_of_ranks_blocked_over_others_is_told() -> None:
     config = {"1": [(2, 3)], "2": [(1, 2)], "3": [(0, 1)], "4": [(4, 5)]}
     cause = root_cause(job(programs, Setting(config=config)))
     assert (cause.rule, cause.ranks, cause.evidence.n_blocked) == ("rank-stuck", (3,), 3)
-    assert cause.evidence.notes == ("2 more ranks wait for these: effects, not listed (--all)",)
+    assert cause.evidence.notes == ("2 more ranks are blocked by this",)
 
 
 def test_a_thousand_equal_ranks_are_one_stack() -> None:
@@ -282,7 +282,7 @@ def test_a_receive_that_was_left_out_is_named() -> None:
     trace = job(programs, Setting(config={"0": [range(4)], "1": [(0, 1)], "2": [(2, 3)]}))
     assert verdict(trace) == ("p2p-unmatched", (3,), "likely")
     cause = root_cause(trace)
-    assert cause.title == "rank 3 left out its receive from rank 2 in step (stage.py:6); rank 2 waits for it"
+    assert cause.title == "rank 3 skipped its receive from rank 2 in step (stage.py:6); rank 2 is waiting for it"
     assert cause.evidence.n_blocked == 3
 
 
@@ -293,14 +293,14 @@ def test_a_send_too_many_is_named() -> None:
     programs[2][-1:] = ["pp:2 send>1 @stage.py:2"]
     trace = job(programs, Setting(config={"0": [range(4)], "1": [(0, 1)], "2": [(2, 3)]}))
     assert verdict(trace) == ("p2p-unmatched", (2,), "likely")
-    assert root_cause(trace).title == "rank 2 made one more send to rank 3 in step (stage.py:2)"
+    assert root_cause(trace).title == "rank 2 made an extra send to rank 3 in step (stage.py:2)"
 
 
 def test_sides_of_a_transfer_that_do_not_fit_are_a_size_mismatch() -> None:
     programs = {0: ["pp:1 barrier done", "pp:1 send>1 [8]"], 1: ["pp:1 barrier done", "pp:1 recv<0 [4]"]}
     trace = job(programs)
     assert verdict(trace) == ("size-mismatch", (0, 1), "certain")
-    assert root_cause(trace).title == "rank 0 sends [8] and rank 1 expects [4]"
+    assert root_cause(trace).title == "rank 0 sends [8], but rank 1 expects [4]"
 
 
 # Nobody is missing
@@ -315,7 +315,7 @@ def test_with_timing_the_rank_that_has_not_started_is_named() -> None:
     started = "dp:1 all_reduce started @loop.py:20"
     trace = job({0: [DONE, started], 1: [DONE, NEXT], 2: [DONE, started]})
     assert verdict(trace) == ("collective-stalled", (1,), "certain")
-    assert root_cause(trace).title.endswith(": on rank 1 it has not started")
+    assert root_cause(trace).title.endswith(": it has not started on rank 1")
 
 
 def test_a_stall_that_follows_from_a_stuck_rank_is_its_effect() -> None:

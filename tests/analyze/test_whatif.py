@@ -118,7 +118,7 @@ def test_selection_and_settings() -> None:
     assert answers(trace, steps=[1])["ranks"]["step_ns"] == 152_000
     assert "rank 2" not in answers(trace, ranks=[0, 1])
     assert answers(trace, steps=[9]) == {}
-    with pytest.raises(UsageError, match="no ideal best"):
+    with pytest.raises(UsageError, match="ideal=best is not supported"):
         answers(trace, settings={"ideal": "best"})
 
 

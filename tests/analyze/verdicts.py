@@ -35,22 +35,26 @@ class Case:
         world = mesh.dp * mesh.tp * mesh.pp
         steps, run_ahead = random.choice([5, 7, 10]), random.choice([0, 0, 4, 16])
         spec = JobSpec(mesh=mesh, steps=steps, seed=self.seed, run_ahead=run_ahead)
-        # In a job of four ranks a lost dump is a quarter of all that is known: there, verdicts may depend on it.
-        spare = world >= 8
-        noise = Noise(
-            ring=2000 if self.kind == "straggler" else random.choice([2000, 2000, 80, 120]),
-            lost=random.choice([0, 0, 1]) if spare else 0,
-            cut=random.choice([0, 0, 0, 1]) if spare else 0,
-            clock_skew_ms=random.choice([0, 0, 3000]) if self.kind != "straggler" else 0,
-            timing=random.random() < 0.3,
-            abort=random.random() < 0.3,
-            uneven_state=random.random() < 0.3,
-            version=random.choice(VERSIONS),
-        )
+        noise = random_noise(random, world, is_hung=self.kind != "straggler")
         try:
             return simulate(spec, Fault(self.kind) if self.kind else None, noise)
         except UsageError:
             return None
+
+
+def random_noise(random: Random, world: int, *, is_hung: bool) -> Noise:
+    # In a job of four ranks a lost dump is a quarter of all that is known: there, verdicts may depend on it.
+    spare = world >= 8
+    return Noise(
+        ring=random.choice([2000, 2000, 80, 120]) if is_hung else 2000,
+        lost=random.choice([0, 0, 1]) if spare else 0,
+        cut=random.choice([0, 0, 0, 1]) if spare else 0,
+        clock_skew_ms=random.choice([0, 0, 3000]) if is_hung else 0,
+        timing=random.random() < 0.3,
+        abort=random.random() < 0.3,
+        uneven_state=random.random() < 0.3,
+        version=random.choice(VERSIONS),
+    )
 
 
 def diagnose(simulation: Simulation, folder: Path) -> Report:

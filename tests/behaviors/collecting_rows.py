@@ -60,7 +60,7 @@ COLLECTING = (
     Behavior(
         there="profile a single iteration: wait=0, warmup=0, active=1",
         commands=(f"{_RECORD} --wait 0 --warmup 0 --active 1 --clean 0 -- python train.py",),
-        shows=r"24 steps, told apart by optimizer steps",
+        shows=r"24 steps, counted by optimizer steps",
         check=_one_iteration,
         needs_torch=True,
     ),
@@ -75,7 +75,7 @@ COLLECTING = (
         there="set an ExecutionTraceObserver up, register its file, start and stop it, without Kineto; also where "
         "nothing is trained",
         commands=(f"{_RECORD} --only execution-trace -- python infer.py",),
-        shows=r"24 steps, told apart by calls of the model",
+        shows=r"24 steps, counted by calls of the model",
         check=_observer_alone,
         needs_torch=True,
     ),

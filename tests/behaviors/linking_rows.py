@@ -45,9 +45,9 @@ LINKING = (
         shows=r"^\s+0\s+\d+\s+100 %\s+id",
     ),
     Behavior(
-        there="be told where the two were not collected at once, or one is missing",
+        there="a warning if the two were not collected together, or one is missing",
         commands=("rankscope link pairs/torch_et_0.json.gz",),
-        shows=r"there is no profiler trace beside the execution trace",
+        shows=r"the execution trace has no matching profiler trace",
     ),
     Behavior(
         there="get operators, times, kernels, collectives and dependencies in one merged trace",
@@ -85,7 +85,7 @@ LINKING = (
     Behavior(
         there="take durations as they were recorded, beside the observer",
         commands=("rankscope link recorded --raw-durations",),
-        shows=r"durations were measured while the observer ran",
+        shows=r"durations were measured with the observer on",
     ),
     Behavior(
         there="take durations from clean steps that were collected into another folder",

@@ -81,7 +81,7 @@ BEHAVIORS = (
     Behavior(
         there="the same, of all ranks of the newest run of the folder",
         commands=("rankscope compile two_runs --latest",),
-        shows=r"The report is of the newest run: 1 log of 1 earlier run is left out of it",
+        shows=r"The report covers the newest run; 1 log of 1 earlier run is left out",
     ),
     Behavior(
         there="`tlparse <log_file>`: report a log by its name; `-o my_folder`: into another folder",
@@ -102,7 +102,7 @@ BEHAVIORS = (
     Behavior(
         there="open the report in the browser: here only with `--open`",
         commands=("rankscope compile --help",),
-        shows=r"--open +open the report in the browser",
+        shows=r"--open +open the report in a browser",
     ),
     Behavior(
         there="attach a zip with all of the output, not index.html alone; or one page that has all in it (`-o r.html`)",
@@ -118,12 +118,12 @@ BEHAVIORS = (
     Behavior(
         there="the warning that logs and reports hold the model's code, but no weights",
         commands=("rankscope compile catalog",),
-        shows=r"holds the model's code and no weights",
+        shows=r"contains your model's code, but no weights",
     ),
     Behavior(
         there="a page that can be shared: without lines of code, directories and names of hosts",
         commands=("rankscope report catalog -o shared.html --redact", ">>> print(open('shared.html').read()[:400000])"),
-        shows=r"Lines of code, directories and names of hosts were left out",
+        shows=r"Source lines, directories and host names were left out",
     ),
     Behavior(
         there="help in the report that explains its contents",
@@ -139,7 +139,7 @@ BEHAVIORS = (
     Behavior(
         there="how many graph breaks and compiled regions there are, and where",
         commands=("rankscope compile graph_broken",),
-        shows=r"warning\[C404\] graph break in .*",
+        shows=r"warning\[C404\] \(\w+\) graph break in .*",
     ),
     Behavior(
         there="how often a frame was recompiled, and why",
@@ -149,7 +149,7 @@ BEHAVIORS = (
     Behavior(
         there="whether a compilation failed",
         commands=("rankscope compile catalog",),
-        shows=r"error\[C405\] compiling .* failed with RuntimeError: no kernel for this operator",
+        shows=r"error\[C405\] \(\w+\) compiling .* failed with RuntimeError: no kernel for this operator",
     ),
     Behavior(
         there="what torch measured of a frame: `compilation_metrics`",
@@ -200,7 +200,7 @@ BEHAVIORS = (
     Behavior(
         there="TORCH_LOGS text that a job printed: graph breaks, recompilations, guards, dynamic shapes",
         commands=("rankscope texts --all",),
-        shows=r"\[C404\] graph break",
+        shows=r"\[C404\] \(\w+\) graph break",
     ),
     Behavior(
         there="the full list of options, with what each of them logs",

@@ -109,13 +109,13 @@ BEHAVIORS = (
         needs_torch=True,
     ),
     Behavior(
-        there="ranks that never joined, where nobody tells how many there are",
+        there="ranks that never joined, where nothing says how many there are",
         commands=(
             _SERVER + 'g = dist.PrefixStore("default_pg/0//cuda/", s); '
             'desync.write_state(g, desync.start_key("NCCL", 0), 5, "ALLREDUCE"); '
             's.num_keys(); cli.main(["desync", f"127.0.0.1:{s.port}"])',
         ),
-        shows=r"^the store does not tell how many ranks group 0 has; one after rank 0",
+        shows=r"^the store does not say how many ranks group 0 has; one after rank 0",
         needs_torch=True,
     ),
     Behavior(
@@ -135,7 +135,7 @@ BEHAVIORS = (
             _JOB + "import subprocess, sys; "
             'subprocess.run([sys.executable, "-m", "rankscope", "snapshot", "traces", "--watch", "1"])',
         ),
-        shows=r"^Read 2 Flight Recorder dumps, 1 manifest, 1 stack file from traces$",
+        shows=r"^Read 2 Flight Recorder dumps, 1 manifest, 1 stack file from traces:",
         needs_torch=True,
     ),
     Behavior(

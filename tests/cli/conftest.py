@@ -32,7 +32,7 @@ def gives(monkeypatch: pytest.MonkeyPatch) -> GivesReport:
 
         pipeline = ModuleType("rankscope.pipeline")
         pipeline.load = load  # type: ignore[attr-defined]
-        pipeline.diagnose = lambda trace: trace  # type: ignore[attr-defined]
+        pipeline.diagnose = lambda trace, progress=None: trace  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "rankscope.pipeline", pipeline)
         monkeypatch.setattr(rankscope, "pipeline", pipeline, raising=False)
         return asked

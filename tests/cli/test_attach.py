@@ -128,7 +128,7 @@ def test_a_rank_that_is_gone_is_told_and_judged(capsys: pytest.CaptureFixture[st
     assert (code, cause["rule"], cause["ranks"]) == (1, "rank-lost", [1])
     assert report["live"]["workers"][1]["got"] == []
     assert "refused" in report["live"]["workers"][1]["problems"][0]
-    assert f"rank 1 ({gone}) told nothing: " in capsys.readouterr().out.splitlines()[0]
+    assert f"rank 1 ({gone}) sent nothing: " in capsys.readouterr().out.splitlines()[0]
 
 
 def test_what_was_read_can_be_kept_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,7 +194,7 @@ def test_another_server_is_told_from_torchs(routes: dict[str, Answer], capsys: p
 def test_a_job_of_which_nobody_tells_anything_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with serving_job([{}, {}]) as served:
         assert main(["attach", served.url]) == 2
-    assert "none of 2 ranks told anything" in capsys.readouterr().err
+    assert "none of the 2 ranks answered" in capsys.readouterr().err
 
 
 def test_content_that_is_no_dump_is_a_finding_and_the_others_are_judged(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,8 +88,8 @@ def test_a_file_that_cannot_be_read_is_not_invalid_but_a_failure(
     assert main(["chakra", "validate", str(folder)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert f"error: {path} is cut off: of node 5 of the file" in printed.err
-    assert "  = help: the file is not whole" in printed.err
+    assert f"error: {path} is truncated: of node 5 of the file" in printed.err
+    assert "  = fix: the file is incomplete" in printed.err
 
 
 # show
@@ -150,7 +150,7 @@ def test_the_extension_chooses_the_graph(folder: Path, capsys: pytest.CaptureFix
 
 def test_a_cut_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chakra", "to-dot", str(folder / "job.0.et"), "--limit", "2"]) == 0
-    assert capsys.readouterr().err == "Cut after 2 nodes: the file has more, --limit 0 gives all\n"
+    assert capsys.readouterr().err == "Stopped after 2 nodes: the file has more, --limit 0 writes all\n"
 
 
 def test_a_graph_that_no_program_can_lay_out_is_told(
@@ -179,14 +179,14 @@ def test_nothing_is_overwritten_or_left_behind(folder: Path, capsys: pytest.Capt
     ("arguments", "message"),
     [
         (["to-json", "FOLDER"], "to-json takes one file, not 2"),
-        (["to-dot", "FOLDER", "--node", "1"], "--node does not go with to-dot"),
-        (["validate", "FOLDER", "--limit", "1"], "--limit does not go with validate"),
-        (["validate", "FOLDER", "-o", "x"], "--output does not go with validate"),
-        (["to-json", "FOLDER", "--json"], "--json does not go with to-json"),
+        (["to-dot", "FOLDER", "--node", "1"], "to-dot has no option --node"),
+        (["validate", "FOLDER", "--limit", "1"], "validate has no option --limit"),
+        (["validate", "FOLDER", "-o", "x"], "validate has no option --output"),
+        (["to-json", "FOLDER", "--json"], "to-json has no option --json"),
         (["show", "FOLDER", "--limit", "-1"], "'-1' is not a whole number"),
         (["show", "nosuch"], "nosuch: no such file or folder, and no nosuch.<rank>.et"),
-        (["draw", "FOLDER"], "invalid choice: 'draw'"),
-        (["show"], "the following arguments are required: PATH"),
+        (["draw", "FOLDER"], "ACTION does not accept 'draw'"),
+        (["show"], "rankscope chakra needs PATH"),
     ],
 )
 def test_what_makes_no_sense(
@@ -195,5 +195,5 @@ def test_what_makes_no_sense(
     assert main(["chakra", *(str(folder) if word == "FOLDER" else word for word in arguments)]) == 2
     printed = capsys.readouterr()
     assert message in printed.err
-    assert "  = help: " in printed.err
+    assert "  = fix: " in printed.err
     assert printed.out == ""

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import io
+import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -10,9 +12,12 @@ import pytest
 
 from cli.conftest import GivesReport
 from cli.running import clean_environment, run_rankscope
-from rankscope.cli import build_parser, did_you_mean, main, with_default_command
-from rankscope.commands import COMMANDS
-from rankscope.errors import InputError, UsageError
+from rankscope.cli import build_parser, command_parser, main, with_default_command
+from rankscope.commands import COMMANDS, SHARED_OPTIONS
+from rankscope.commands.help import TOPICS
+from rankscope.commands.interrupts import keeps
+from rankscope.commands.progress import Progress
+from rankscope.errors import InputError, UsageError, did_you_mean
 from render import sample
 
 
@@ -63,9 +68,25 @@ def test_did_you_mean_ignores_case_and_stays_silent_when_nothing_is_close() -> N
     ("arguments", "message", "hint"),
     [
         (["diagnoze"], "neither a command nor an existing path", "did you mean diagnose?"),
-        (["diagnose"], "the following arguments are required: PATH", "rankscope diagnose --help"),
-        (["diagnose", "x", "--jsno"], "unrecognized arguments: --jsno", "did you mean --json?"),
-        (["diagnose", "x", "--fail-on", "often"], "invalid choice: 'often'", "rankscope diagnose --help"),
+        (["diagnose"], "rankscope diagnose needs PATH", "for example: rankscope traces/"),
+        (["diagnose", "x", "--jsno"], "rankscope diagnose has no option --jsno", "did you mean --json?"),
+        (["diagnose", "x", "--cahce=y"], "rankscope diagnose has no option --cahce=y", "did you mean --cache?"),
+        (["diagnose", "x", "--fault", "y"], "rankscope diagnose has no option --fault", "did you mean --all?"),
+        (["x/", "--jsno"], "rankscope diagnose has no option --jsno", "did you mean --json?"),
+        (["explain", "H102", "H103"], "rankscope explain does not expect 'H103'", "rankscope explain --help"),
+        (
+            ["diagnose", "x", "--fail-on", "often"],
+            "--fail-on does not accept 'often': choose from error, warning, info, never",
+            "rankscope diagnose --help",
+        ),
+        (["diagnose", "x", "--fail-on", "eror"], "--fail-on does not accept 'eror'", "did you mean error?"),
+        (
+            ["diagnose", "x", "--jobs", "0"],
+            "argument --jobs: '0' is not a whole number above 0",
+            "rankscope diagnose --help",
+        ),
+        (["help", "reding"], "no help on 'reding'", "did you mean reading?"),
+        (["help", "h102"], "no help on 'h102'", "rankscope explain H102"),
     ],
 )
 def test_bad_usage(arguments: list[str], message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +94,7 @@ def test_bad_usage(arguments: list[str], message: str, hint: str, capsys: pytest
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("error: ")
     assert message in first
-    assert second == f"  = help: {hint}"
+    assert second == f"  = fix: {hint}"
 
 
 def test_no_arguments_show_the_help_and_fail(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,16 +104,61 @@ def test_no_arguments_show_the_help_and_fail(capsys: pytest.CaptureFixture[str])
     assert "usage: rankscope" in printed.err
 
 
-def test_every_command_is_in_the_help_on_one_line() -> None:
+def test_every_command_is_in_the_help_on_one_line_with_an_example_that_parses() -> None:
     lines = build_parser().format_help().splitlines()
+    for name, command in COMMANDS.items():
+        [at] = [number for number, line in enumerate(lines) if line.split()[:1] == [name]]
+        assert lines[at].endswith(f"  {command.summary}")
+        assert lines[at + 1].strip() == command.example
+        given = shlex.split(command.example)[1:]
+        if name != "record":  # whose example runs a job
+            build_parser().parse_args(with_default_command(given))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_on_a_command_is_its_help_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", name]) == 0
+    asked = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    assert capsys.readouterr().out == asked
+    assert f"example:\n  {COMMANDS[name].example}" in asked
+
+
+def test_help_lists_the_topics_and_every_topic_has_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    listed = capsys.readouterr().out
+    for topic in TOPICS:
+        assert f"rankscope help {topic} " in listed
+        assert main(["help", topic]) == 0
+        assert len(capsys.readouterr().out.splitlines()) > 10
     for name in COMMANDS:
-        assert any(line.split()[:1] == [name] and len(line.split()) > 1 for line in lines), name
+        assert name in listed
+
+
+def test_the_shared_options_are_described_in_one_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "reading"]) == 0
+    described = capsys.readouterr().out
+    sharing = [name for name in COMMANDS if "see rankscope help reading" in command_parser(name).format_help()]
+    assert len(sharing) >= 12
+    for name in sharing:
+        own = command_parser(name).format_help()
+        for group in command_parser(name)._action_groups:
+            if group.title == SHARED_OPTIONS:
+                for action in group._group_actions:
+                    assert action.help
+                    assert " ".join(action.help.split()) in " ".join(described.split())
+                    assert action.help not in " ".join(own.split())
+                    assert action.option_strings[-1] in own
 
 
 def test_version() -> None:
-    done = run_rankscope("--version")
+    done = run_rankscope("--version", flags=("-X", "importtime"))
     assert done.returncode == 0
     assert done.stdout.startswith("rankscope ")
+    python = ".".join(map(str, sys.version_info[:3]))
+    assert f"(Python {python}, DuckDB {metadata.version('duckdb')}, " in done.stdout
+    assert "duckdb" not in done.stderr.split()  # the version is looked up, the database is not loaded
 
 
 def fails_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -105,12 +171,22 @@ def fails_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
 
 def test_an_expected_failure_is_two_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert fails_with(InputError("no dumps in \x1b[2Jx", "look elsewhere"), monkeypatch) == 2
-    assert capsys.readouterr().err == "error: no dumps in \\x1b[2Jx\n  = help: look elsewhere\n"
+    assert capsys.readouterr().err == "error: no dumps in \\x1b[2Jx\n  = fix: look elsewhere\n"
 
 
-def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_says_what_was_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert fails_with(KeyboardInterrupt(), monkeypatch) == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "interrupted: nothing was written\n"
+
+    def work(args: object) -> int:
+        with keeps(lambda: "the dumps of 3 ranks are in out"), Progress() as progress:
+            progress(3, 8, "asking ranks")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankscope.commands.explain.run", work)
+    assert main(["explain"]) == 130
+    said = "interrupted while asking ranks (3 of 8 done): the dumps of 3 ranks are in out\n"
+    assert capsys.readouterr().err == said
 
 
 def test_running_out_of_memory_says_what_helps(
@@ -176,9 +252,6 @@ def test_the_answer_ends_with_a_line_end(gives: GivesReport, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("command", ["diagnose", "fr", "query", "export", "tables", "report", "timeline", "metrics"])
-def test_every_reading_command_takes_the_prefix_as_torchfrtrace_does(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        build_parser().parse_args([command, "--help"])
-    assert "-p PREFIX, --prefix PREFIX" in capsys.readouterr().out
+def test_every_reading_command_takes_the_prefix_as_torchfrtrace_does(command: str) -> None:
+    parser = command_parser(command)
+    assert parser._option_string_actions["-p"] is parser._option_string_actions["--prefix"]

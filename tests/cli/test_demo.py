@@ -24,8 +24,8 @@ def test_the_diagnosis_comes_first_and_the_truth_after_it(capsys: pytest.Capture
     assert main(["demo", "--ranks", "8", "--rank", "3"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    verdict, truth = printed.out.index("error[H102] rank 3 called "), printed.out.index("\nSimulated: 8 ranks ")
-    assert verdict < truth
+    verdict = printed.out.index("error[H102] (certain) rank 3 called ")
+    assert verdict < printed.out.index("\nSimulated: 8 ranks ")
     assert printed.out.splitlines()[-2].startswith("Rank 3 called ")
     assert printed.out.splitlines()[-2].endswith(" The verdict names it.")
     assert printed.out.splitlines()[-1] == "Next: rankscope rankscope-demo --all"
@@ -54,8 +54,8 @@ def test_only_dumps_are_replaced_and_only_by_force(capsys: pytest.CaptureFixture
 def test_a_healthy_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--fault", "none", "--ranks", "8"]) == 0
     printed = capsys.readouterr().out
-    assert "Found no problem." in printed
-    assert "Nothing is wrong with this job. The verdict agrees." in printed
+    assert "No problems found." in printed
+    assert "This job is healthy. The verdict agrees." in printed
 
 
 def test_json_holds_the_truth_and_the_report(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +64,16 @@ def test_json_holds_the_truth_and_the_report(capsys: pytest.CaptureFixture[str])
     assert record["mesh"] == {"dp": 4, "tp": 2, "pp": 1}
     assert record["truth"]["ranks"] == record["report"]["findings"][0]["ranks"] == [6]
     assert record["agrees"] is True
+
+
+def test_several_faults_in_one_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--fault", "op,stuck", "--ranks", "16", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    rules = [record["truth"]["rule"], *(truth["rule"] for truth in record["further_truths"])]
+    assert rules == ["op-mismatch", "rank-stuck"]
+    assert {finding["rule"] for finding in record["report"]["findings"] if finding["severity"] == "error"} == {*rules}
+    assert main(["demo", "--fault", "op,stuck", "--rank", "3"]) == 2
+    assert "each fault has its own" in capsys.readouterr().err
 
 
 def test_noise_reaches_the_dumps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,9 +86,30 @@ def test_noise_reaches_the_dumps(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--list"]) == 0
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
-    assert listed == [*FAULTS, *PROFILE_FAULTS, *COMPILE_FAULT_HELP, "none", "Next:"]
+    text = capsys.readouterr().out
+    listed = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
+    kinds = [*FAULTS, "none", *PROFILE_FAULTS, "healthy-profile", *COMPILE_FAULT_HELP, "healthy-compile"]
+    assert listed == kinds
+    assert main(["demo", "--fault"]) == 0
+    assert capsys.readouterr().out == text
+    assert main(["demo", "--fault", "skp"]) == 2
+    assert f"did you mean skip? choose one of: {', '.join(kinds)}" in capsys.readouterr().err
+    assert main(["demo", "--list", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == kinds
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("fault", ["healthy-profile", "healthy-compile"])
+def test_healthy_twins_of_slow_and_compiling_jobs(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--fault", fault, "--ranks", "4", "--steps", "3", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["agrees"]
+    assert {finding["severity"] for finding in record["report"]["findings"]} <= {"info"}
+    assert len(list(Path("rankscope-demo").iterdir())) == 4
+    assert main(["demo", "--fault", fault, "--ranks", "4", "--steps", "3", "-o", "again"]) == 0
+    shown = capsys.readouterr().out
+    assert "Nothing is wrong with this job: " in shown
+    assert shown.splitlines()[-2].endswith(" The verdict agrees.")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +117,7 @@ def test_the_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("--fault", "gremlin"), "unknown fault 'gremlin'"),
         (("--mesh", "4x2"), "'4x2' is not a mesh"),
-        (("--mesh", "1,1,1"), "has nobody to talk to"),
+        (("--mesh", "1,1,1"), "has only one rank"),
         (("--ranks", "-3"), "argument --ranks"),
         (("--ranks", "8", "--mesh", "4,2"), "not allowed with argument"),
         (("--fault", "none", "--rank", "3"), "without a fault"),
@@ -167,4 +198,4 @@ def test_a_compiling_job_is_diagnosed_beside_the_truth(
 def test_what_a_compiling_job_has_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--fault", "recompiles", "--lost", "1"]) == 2
     assert main(["demo", "--fault", "odd-graph", "--ranks", "2", "--rank", "2"]) == 2
-    assert "there is no rank 2 among 2" in capsys.readouterr().err
+    assert "the job has no rank 2" in capsys.readouterr().err

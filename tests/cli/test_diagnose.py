@@ -10,7 +10,7 @@ import pytest
 from cli.conftest import GivesReport
 from rankscope.cli import main
 from rankscope.commands.diagnose import next_command
-from rankscope.commands.output import ReadProgress
+from rankscope.commands.progress import Progress
 from rankscope.model.finding import Report
 from render import sample
 
@@ -38,7 +38,7 @@ def test_the_answer_is_on_stdout_alone(gives: GivesReport, capsys: pytest.Captur
     gives(sample.hang())
     main(["./traces"])
     printed = capsys.readouterr()
-    assert "error[H102] rank 513 called all_gather" in printed.out
+    assert "error[H102] (certain) rank 513 called all_gather" in printed.out
     page, following = printed.out.splitlines()[-2:]
     assert page.startswith("As a page: rankscope report ")
     assert following == "Next: rankscope explain H102"
@@ -47,7 +47,7 @@ def test_the_answer_is_on_stdout_alone(gives: GivesReport, capsys: pytest.Captur
 
 def test_a_page_is_asked_of_the_other_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["./traces", "-o", "x.html"]) == 2
-    assert "= help: rankscope report ./traces -o x.html" in capsys.readouterr().err
+    assert "= fix: rankscope report ./traces -o x.html" in capsys.readouterr().err
 
 
 def test_json_is_the_report(gives: GivesReport, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_options_reach_the_pipeline(gives: GivesReport) -> None:
 @pytest.mark.parametrize("jobs", ["0", "-1", "many"])
 def test_jobs_is_a_positive_number(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "x", f"--jobs={jobs}"]) == 2
-    assert "is not a number of processes" in capsys.readouterr().err
+    assert "is not a whole number above 0" in capsys.readouterr().err
 
 
 def test_all_shows_the_effects(gives: GivesReport, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,11 +168,11 @@ def test_nothing_is_overwritten_without_force(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-o", "report.html"), "pages are written by another command"),
+        (("-o", "report.html"), "diagnose does not write web pages"),
         (("-o", "report"), "use one of .txt, .json"),
-        (("-o", "nosuch/report.txt"), "there is no folder nosuch"),
+        (("-o", "nosuch/report.txt"), "the folder nosuch does not exist"),
         (("-o", "folder.txt", "--force"), "is a folder"),
-        (("-o", "report.txt", "--json"), "--json does not go with -o report.txt"),
+        (("-o", "report.txt", "--json"), "--json and -o report.txt contradict each other"),
     ],
 )
 def test_outputs_that_cannot_be(
@@ -200,7 +200,7 @@ def test_the_next_command_fits_what_was_found() -> None:
 
 
 def test_progress_is_silent_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
-    with ReadProgress() as progress:
+    with Progress() as progress:
         progress(1, 2, "reading")
     assert capsys.readouterr().err == ""
 
@@ -212,7 +212,7 @@ def test_progress_appears_on_a_terminal_after_a_while(
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    with ReadProgress() as progress:
+    with Progress() as progress:
         progress(1, 9, "reading [bold]dumps")
         assert capsys.readouterr().err == ""
         now[0] += 1

@@ -43,8 +43,8 @@ def test_headings_stand_out_in_color(capsys: pytest.CaptureFixture[str]) -> None
 def test_an_unknown_rule_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "op-mismach"]) == 2
     error, hint = capsys.readouterr().err.splitlines()
-    assert error.startswith("error: there is no rule op-mismach")
-    assert hint.startswith("  = help: did you mean ")
+    assert error.startswith("error: no rule is called op-mismach")
+    assert hint.startswith("  = fix: did you mean ")
     assert "op-mismatch" in hint
     assert main(["explain", "zzz"]) == 2
     assert "rankscope explain" in capsys.readouterr().err

@@ -122,7 +122,7 @@ def test_the_format_alone_names_the_place(
     assert read_sqlite(tmp_path / "rankscope.sqlite", ["ranks"]) == [values_of(trace, "ranks")]
     capsys.readouterr()
     assert main(["export", job]) == 2
-    assert "give -o OUT, --to FORMAT or both" in capsys.readouterr().err
+    assert "add -o OUT, --to FORMAT or both" in capsys.readouterr().err
 
 
 HOSTILE = [
@@ -231,9 +231,9 @@ def test_a_failure_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("out.xlsx", "cannot tell the format"),
-        ("nosuch/out.duckdb", "there is no folder"),
-        ("nosuch/folder", "there is no folder"),
+        ("out.xlsx", "unknown file extension"),
+        ("nosuch/out.duckdb", "does not exist"),
+        ("nosuch/folder", "does not exist"),
         ("folder.duckdb", "is not empty"),
     ],
 )

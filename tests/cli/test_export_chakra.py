@@ -83,7 +83,7 @@ def test_nothing_is_overwritten_unless_asked(pairs: str, tmp_path: Path, capsys:
 @pytest.mark.parametrize("name", ["", "a/b"])
 def test_a_name_is_no_path(pairs: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert export(pairs, "-o", str(tmp_path / "et"), "--name", name) == 2
-    assert "is no name for files" in capsys.readouterr().err
+    assert "cannot be a file name" in capsys.readouterr().err
     assert not written(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_what_the_profiler_did_not_see_is_left_out_and_counted(
     assert first["left_out"]["nodes_outside"] > 10
     assert export(str(tmp_path), "-o", str(tmp_path / "et"), "--force") == 0
     n_outside = first["left_out"]["nodes_outside"] + second["left_out"]["nodes_outside"]
-    reason = "nodes from before or after what the profiler recorded: left out (ranks 0,1)"
+    reason = "nodes left out: they ran before or after the profiler recorded (ranks 0,1)"
     assert f"note: {n_outside:,} {reason}" in capsys.readouterr().out
 
 

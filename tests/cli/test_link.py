@@ -76,8 +76,8 @@ def test_the_rates_of_all_ranks_are_told(pairs: Path, capsys: pytest.CaptureFixt
         assert line.split()[-2:] == files
     assert lines[4:-1] == [
         "",
-        "note: 348 durations were measured while the observer ran: short operators seem slower;",
-        "      with traces of the same steps without it, give --durations-from PATH",
+        "note: 348 durations were measured with the observer on: short operators look slower;",
+        "      if you have traces of the same steps without it, add --durations-from PATH",
     ]
     assert lines[-1] == f"Next: rankscope link {pairs} -o linked/"
 
@@ -197,7 +197,7 @@ def test_a_file_in_the_place_of_the_folder_stays(
 def test_a_folder_below_a_file_cannot_be_made(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
     assert link(pairs, "-o", tmp_path / "file" / "linked") == 2
-    assert "cannot make the folder" in capsys.readouterr().err
+    assert "cannot create the folder" in capsys.readouterr().err
 
 
 def test_without_an_execution_trace_it_says_how_to_record_one(
@@ -206,7 +206,7 @@ def test_without_an_execution_trace_it_says_how_to_record_one(
     assert link(pairs / "kineto_trace_0.json", "-o", tmp_path / "linked") == 2
     printed = capsys.readouterr()
     assert not printed.out
-    assert f"there is no execution trace in {pairs / 'kineto_trace_0.json'}" in printed.err
+    assert f"no execution trace in {pairs / 'kineto_trace_0.json'}" in printed.err
     assert 'execution_trace_observer=ExecutionTraceObserver().register_callback("torch_et_<rank>.json")' in printed.err
     assert not (tmp_path / "linked").exists()
 
@@ -226,9 +226,7 @@ def test_a_rank_without_a_profiler_trace_is_told_and_the_others_are_linked(
     assert link(copied) == 0
     lines = lines_of(capsys)
     assert lines[3].split()[2:5] == ["0", "%", "none"]
-    assert (
-        "note: rank 1: there is no profiler trace beside the execution trace, so 174 operators have no times" in lines
-    )
+    assert "note: rank 1: the execution trace has no matching profiler trace, so 174 operators have no times" in lines
     assert lines[-1].startswith("Next: rankscope link")
 
 
@@ -238,7 +236,7 @@ def test_where_nothing_is_linked_the_next_step_is_to_read_why(copied: Path, caps
         write_execution_trace(observe(other, rank), copied / f"torch_et_{rank}.json")
     assert link(copied) == 0
     lines = lines_of(capsys)
-    assert "note: ranks 0,1: the execution trace and the profiler trace are of different runs, " in "\n".join(lines)
+    assert "note: ranks 0,1: the execution trace and the profiler trace come from different runs, " in "\n".join(lines)
     assert lines[-1] == "Next: rankscope explain L501"
 
 
@@ -273,7 +271,7 @@ def test_files_that_are_cut_off_are_told(tmp_path: Path, capsys: pytest.CaptureF
     write_pairs(simulate_profile(SPEC, noise=ProfileNoise(cut_ranks=(1,))), tmp_path)
     assert link(tmp_path) == 0
     lines = lines_of(capsys)
-    assert f"note: {tmp_path / 'kineto_trace_1.json'} is cut off after 61,426 bytes: " in "\n".join(lines)
+    assert f"note: {tmp_path / 'kineto_trace_1.json'} is truncated after 61,426 bytes: " in "\n".join(lines)
     assert "note: rank 1: the profiler trace is cut off, so 40 operators have no times" in lines
 
 
@@ -301,19 +299,19 @@ def test_durations_of_clean_steps_are_taken(
 def test_durations_that_cannot_be_used_are_told(pairs: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """These were recorded with the observer, too."""
     assert link(pairs, "--durations-from", copied) == 0
-    note = f"note: no duration is from {copied}: they are of other ranks or steps, or made with the observer"
+    note = f"note: no durations taken from {copied}: other ranks or steps, or recorded with the observer"
     assert note in lines_of(capsys)
 
 
 def test_durations_from_nowhere_are_refused(pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nowhere = tmp_path / "nowhere"
     assert link(pairs, "--durations-from", nowhere) == 2
-    assert f"there is no {nowhere}\n" in capsys.readouterr().err
+    assert f"{nowhere}: no such file or folder\n" in capsys.readouterr().err
     shutil.copy(pairs / "torch_et_0.json", tmp_path)
     assert link(pairs, "--durations-from", tmp_path) == 2
     printed = capsys.readouterr()
-    assert f"there is no profiler trace in {tmp_path}\n" in printed.err
-    assert "steps without the observer" in printed.err
+    assert f"no profiler trace in {tmp_path}\n" in printed.err
+    assert "recorded without the observer" in printed.err
 
 
 @pytest.fixture
@@ -343,7 +341,7 @@ def test_raw_durations_can_be_asked_for(with_clean_steps: Path, capsys: pytest.C
     assert [(pair["n_inflated"], pair["n_transplanted"]) for pair in told] == [(174, 0), (174, 0)]
     assert link(with_clean_steps, "--raw-durations") == 0
     lines = lines_of(capsys)
-    assert "note: 348 durations were measured while the observer ran: short operators seem slower;" in lines
+    assert "note: 348 durations were measured with the observer on: short operators look slower;" in lines
     assert lines[-1] == f"Next: rankscope link {with_clean_steps} --raw-durations -o linked/"
     assert link(with_clean_steps, "--raw-durations", "--durations-from", with_clean_steps) == 2
 

@@ -9,6 +9,7 @@ import pytest
 from rankscope.analyze.metric import METRICS
 from rankscope.cli import main
 from rankscope.model.tables import SCHEMA
+from rankscope.simulate import JobSpec, Mesh, simulate
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
 pytestmark = pytest.mark.slow
@@ -71,7 +72,18 @@ def test_a_capture_says_what_it_can_give_and_how_to_get_the_rest(host_only: str,
     there, absent = text.split("Not in this capture: ", 1)
     assert "\nops " in f"\n{there}"
     assert "launches" in absent
-    assert "  = help: record with torch.profiler with ProfilerActivity.CUDA" in absent
+    assert "  = fix: record with torch.profiler and ProfilerActivity.CUDA" in absent
+
+
+def test_only_what_has_rows_is_offered(host_only: str, tmp_path: Path, capsys: Output) -> None:
+    records = {record["metric"]: record for record in json.loads(printed(capsys, host_only, "--json"))}
+    assert records["modules"]["missing"] == ["modules"]
+    assert "record_function" in records["modules"]["recorded_by"]
+    simulate(JobSpec(Mesh(dp=2, tp=2))).write(tmp_path / "dumps")
+    text = printed(capsys, str(tmp_path / "dumps"))
+    assert text.startswith("Nothing to measure here: all ")
+    assert "rankscope help traces" in text
+    assert text.splitlines()[-1] == f"Next: rankscope {tmp_path / 'dumps'}"
 
 
 def test_a_name_without_a_path_gives_the_definition(capsys: Output) -> None:
@@ -100,7 +112,7 @@ def test_people_get_units_and_programs_nanoseconds(job: str, capsys: Output) -> 
 
 def test_moments_are_counted_from_the_first_event(job: str, capsys: Output) -> None:
     text = printed(capsys, job, "queue", "--limit", "3")
-    assert "moments are counted from the first event, " in text.splitlines()[1]
+    assert "times are relative to the first event, " in text.splitlines()[1]
     heads = next(line for line in text.splitlines() if "n_queued" in line)
     assert "time (" in heads
     assert text.splitlines()[-1].startswith("(3 rows, ")
@@ -139,14 +151,14 @@ def test_two_captures_are_compared(job: str, host_only: str, capsys: Output) -> 
     assert text.startswith(
         f"before: ranks 0,1, steps 1-3 ({job})\nafter:  rank 5, all that was recorded ({host_only})\n"
     )
-    assert text.endswith("  = note: different numbers of ranks or steps: choose with --ranks and --steps\n")
+    assert text.endswith("  = note: different numbers of ranks or steps: select with --ranks and --steps\n")
     same = json.loads(printed(capsys, job, "diff", "--against", job, "--json"))
     assert {record["diff_ns"] for record in same} == {0}
 
 
 def test_ranks_without_a_device_are_said_to_be_left_out(job: str, host_only: str, capsys: Output) -> None:
     text = printed(capsys, job, host_only, "launch_summary")
-    assert text.endswith("  = note: rank 5 left out: nothing was recorded on a device there (CPU-only)\n")
+    assert text.endswith("  = note: left out rank 5: these traces have no device activity (CPU only)\n")
     assert "left out" not in printed(capsys, job, host_only, "launch_summary", "--ranks", "0")
     assert "left out" not in printed(capsys, job, host_only, "ops")
 
@@ -169,13 +181,14 @@ def test_files_by_extension(job: str, tmp_path: Path, capsys: Output) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (("lauches",), "there is no metric lauches", "did you mean launches?"),
+        (("lauches",), "no metric is called 'lauches'", "did you mean launches?"),
         (("diff",), "diff needs a second capture", "--against"),
-        (("launch_summary", "--set", "fast_us=1"), "'fast_us=1' is no setting", "slow_us=50, delay_us=100"),
+        (("launch_summary", "--set", "fast_us=1"), "no setting 'fast_us=1'", "slow_us=50, delay_us=100"),
         (("launch_summary", "--set", "slow_us=x"), "slow_us takes a number, not 'x'", "--set slow_us=50"),
-        (("ops", "--set", "a=1"), "'a=1' is no setting", "this metric has none"),
-        (("ops", "--steps", "first"), "'first' is not a list of steps like 10-12", "--help"),
-        (("ops", "--json", "--format", "csv"), "--json does not go with --format csv", "give one of the two"),
+        (("launch_summary", "--set", "slo_us=1"), "no setting 'slo_us=1'", "did you mean slow_us?"),
+        (("ops", "--set", "a=1"), "this metric has no settings", "leave out --set"),
+        (("ops", "--steps", "first"), "'first' is not a list of steps; write it like 10-12", "--help"),
+        (("ops", "--json", "--format", "csv"), "--json and --format csv contradict", "use one of the two"),
     ],
 )
 def test_requests_that_make_no_sense(
@@ -192,7 +205,7 @@ def test_requests_that_make_no_sense(
 def test_a_metric_that_the_capture_cannot_give(host_only: str, capsys: Output) -> None:
     assert main(["metrics", host_only, "launches"]) == 2
     said = capsys.readouterr().err
-    assert "launches cannot be measured here: no kernels in this capture" in said
+    assert "cannot measure launches: no kernels in " in said
     assert "ProfilerActivity.CUDA" in said
 
 

@@ -58,7 +58,7 @@ def test_the_statement_may_stand_in_a_file(job: str, tmp_path: Path, capsys: pyt
 def test_a_file_that_is_no_text_is_no_statement(job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.sql").write_bytes(b"\xff\xfe")
     assert main(["query", job, f"@{tmp_path / 'x.sql'}"]) == 2
-    assert "x.sql: it is no text" in capsys.readouterr().err
+    assert "x.sql: it is not text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [("--json",), ("--format", "csv"), ()])
@@ -108,6 +108,8 @@ def test_nothing_in_a_trace_steers_the_terminal(
     [
         ("select rnk from collectives", 'Referenced column "rnk" not found', "did you mean rank?"),
         ("select c.oop from collectives c", "oop", "did you mean op?"),
+        ("select op from ranks", '"op" not found', "op is a column of collectives, "),
+        ("select zzzzzz from ranks", '"zzzzzz" not found', "the columns of ranks are rank, host, "),
         ("from collectivs", "Table with name collectivs does not exist", "did you mean collectives?"),
         ("from zzzzzz", "Table with name zzzzzz does not exist", "the tables are files, ranks, "),
         ("selec 1", "syntax error", "rankscope tables"),
@@ -175,9 +177,9 @@ def test_a_failed_write_leaves_no_file(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--format", "parquet"), "Parquet does not go to the terminal"),
-        (("--format", "csv", "--json"), "--json does not go with --format csv"),
-        (("-o", "rows.xlsx"), "cannot tell the format of 'rows.xlsx'"),
+        (("--format", "parquet"), "Parquet cannot be printed"),
+        (("--format", "csv", "--json"), "--json and --format csv contradict"),
+        (("-o", "rows.xlsx"), "unknown file extension: 'rows.xlsx'"),
     ],
 )
 def test_requests_that_make_no_sense(

@@ -92,15 +92,15 @@ def test_bad_sizes(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "there is no command to run"),
-        (("--",), "there is no command to run"),
-        (("--", "no-such-program"), "there is no program 'no-such-program' to run"),
-        (("--only", "kinetto", "--", "true"), "nothing is called 'kinetto': did you mean kineto?"),
+        ((), "record needs a command to run"),
+        (("--",), "record needs a command to run"),
+        (("--", "no-such-program"), "cannot find the program 'no-such-program'"),
+        (("--only", "kinetto", "--", "true"), "'kinetto' is not something to collect: did you mean kineto?"),
         (("--stall", "-3", "--", "true"), "'-3' is not a number of seconds"),
         (("--logs", "a;b", "--", "true"), "--logs a;b is not a list of names"),
         (("--active", "0", "--", "true"), "--active is 0: no step would be recorded"),
-        (("--repeat", "0", "--", "true"), "--repeat is 0: torch.profiler would record cycle after cycle"),
-        (("-o", "/proc/no", "--", "true"), "cannot write into /proc/no"),
+        (("--repeat", "0", "--", "true"), "--repeat is 0: torch.profiler would record cycles until the job ends"),
+        (("-o", "/proc/no", "--", "true"), "cannot write to /proc/no"),
     ],
 )
 def test_bad_usage(
@@ -140,7 +140,7 @@ def test_an_earlier_run_is_never_written_into(tmp_path: Path) -> None:
     for _ in range(2):
         done = run_rankscope("record", "-o", "t", "--", "true", cwd=tmp_path)
         assert done.returncode == 0
-    assert f"t holds an earlier run: this one goes into {tmp_path}/t/run_2" in done.stderr
+    assert f"t has an earlier run: this one goes to {tmp_path}/t/run_2" in done.stderr
     assert (tmp_path / "t" / "run_2" / "run.json").exists()
 
 
@@ -257,7 +257,7 @@ def test_settings_of_the_user_are_told(tmp_path: Path) -> None:
         "record", "-o", "t", "--", "sh", "-c", "echo $TORCH_TRACE", cwd=tmp_path, env={"TORCH_TRACE": "/mine"}
     )
     assert done.stdout == "/mine\n"
-    assert "rankscope: TORCH_TRACE is set to /mine and stays so" in done.stderr
+    assert "rankscope: TORCH_TRACE is already set to /mine and is not changed" in done.stderr
 
 
 def test_no_nsys_is_told_and_the_job_runs(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_what_the_debug_server_needs_is_asked_before_the_job_starts(answer: str,
     python.chmod(0o755)
     done = run_rankscope("record", "-o", "t", "--debug-server", "25999", "--", str(python), "train.py", cwd=tmp_path)
     assert done.returncode == 2
-    assert f"--debug-server needs what the job's Python lacks: {lacks}" in done.stderr
+    assert f"--debug-server needs packages that the job's Python lacks: {lacks}" in done.stderr
     assert f"{python} -m pip install" in done.stderr
     assert "rankscope[live]" in done.stderr
     assert not (tmp_path / "started").exists()
@@ -290,13 +290,13 @@ def test_what_the_debug_server_needs_is_asked_before_the_job_starts(answer: str,
 def test_a_python_that_cannot_be_asked_for_the_debug_server(tmp_path: Path) -> None:
     done = run_rankscope("record", "-o", "t", "--debug-server", "25999", "--", "true", cwd=tmp_path)
     assert done.returncode == 0
-    assert "is not checked" in done.stderr
+    assert "cannot check whether" in done.stderr
 
 
 def test_names_of_logs_that_cannot_be_checked(tmp_path: Path) -> None:
     done = run_rankscope("record", "--logs", "recompiles", "--", "sh", "-c", "exit 5", cwd=tmp_path)
     assert done.returncode == 5
-    assert "the names of --logs are not checked: the command does not show which Python it runs" in done.stderr
+    assert "cannot check the names in --logs: the command does not show which Python it runs" in done.stderr
 
 
 def test_the_folder_may_be_removed_while_the_job_runs(tmp_path: Path) -> None:

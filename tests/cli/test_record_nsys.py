@@ -33,7 +33,7 @@ def test_the_report_its_export_and_the_exit_code(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (7, "--lr a b\n")
     assert (folder / "t" / "nsys_0.nsys-rep").exists()
     assert (folder / "t" / "nsys_0.sqlite").read_bytes() == EXPORT.read_bytes()
-    assert "is not exported" not in done.stderr
+    assert "was not exported" not in done.stderr
 
 
 def test_a_report_without_an_export_is_exported_after_the_job(tmp_path: Path) -> None:
@@ -45,14 +45,14 @@ def test_a_report_without_an_export_is_exported_after_the_job(tmp_path: Path) ->
     assert done.returncode == 0
     assert "Could not export" in done.stderr  # said by nsys while the job ended
     assert (tmp_path / "t" / "nsys_0.sqlite").read_bytes() == EXPORT.read_bytes()
-    assert "is not exported" not in done.stderr
+    assert "was not exported" not in done.stderr
 
 
 def test_an_export_that_fails_is_told_with_the_command_to_run(tmp_path: Path) -> None:
     done = record(tmp_path, *script(tmp_path), export="none")
     assert done.returncode == 0
     report = tmp_path / "t" / "nsys_0"
-    assert "nsys_0.nsys-rep is not exported: nsys ended with exit code 1: Could not export" in done.stderr
+    assert "nsys_0.nsys-rep was not exported: nsys ended with exit code 1: Could not export" in done.stderr
     assert f"nsys export --type sqlite --output {report}.sqlite {report}.nsys-rep" in done.stderr
 
 
@@ -63,6 +63,6 @@ def test_no_report_at_all_is_told(where: str, tmp_path: Path) -> None:
     (tmp_path / "bin" / "nsys").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "bin" / "nsys").chmod(0o755)
     done = record(tmp_path, *script(tmp_path), path=str(tmp_path / where) if where else "/nowhere")
-    told = "nsys has written no report" if where else "nsys is not on the PATH"
+    told = "nsys wrote no report" if where else "nsys is not on the PATH"
     assert told in done.stderr
     assert done.returncode == (3 if where else 0)

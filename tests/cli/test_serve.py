@@ -97,7 +97,7 @@ def test_an_address_without_its_last_slash_leads_to_the_page(server: PageServer)
 def test_nothing_is_there_without_the_token(server: PageServer, path: str) -> None:
     answer = ask(server, path)
     assert answer.status == 403
-    assert b"the whole address" in answer.content
+    assert b"the full address" in answer.content
 
 
 def test_a_part_of_the_token_is_not_enough(server: PageServer) -> None:
@@ -308,7 +308,7 @@ def test_when_the_usual_port_is_taken_another_is_used(
         monkeypatch.setattr(serve, "DEFAULT_PORT", other.getsockname()[1])
         with serve.listening(None) as server:
             assert server.server_port != serve.DEFAULT_PORT
-        assert f"Port {serve.DEFAULT_PORT} is taken" in capsys.readouterr().err
+        assert f"Port {serve.DEFAULT_PORT} is in use" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "many"])

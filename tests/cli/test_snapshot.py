@@ -41,8 +41,8 @@ def test_the_answer_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("body", "number", "said"),
     [
         ("begin()\ndo_python_for_ever()", signal.SIGSTOP, "is stopped"),
-        ("begin()\ndo_python_for_ever()", signal.SIGKILL, "is gone: it was killed or it crashed"),
-        ("begin()\nwait_for_ever_in_c(ctypes.PyDLL(None))", None, "is there, but no Python code could run in it"),
+        ("begin()\ndo_python_for_ever()", signal.SIGKILL, "is gone: it was killed or crashed"),
+        ("begin()\nwait_for_ever_in_c(ctypes.PyDLL(None))", None, "is running, but could not run Python code"),
     ],
 )
 def test_a_rank_that_cannot_answer(
@@ -58,7 +58,7 @@ def test_a_rank_that_cannot_answer(
         pid = job.process.pid
     error = capsys.readouterr().err
     assert code == 2
-    assert f"rank 3 gave no answer within 1 s: its process {pid} {said}" in error
+    assert f"rank 3 did not answer within 1 s: its process {pid} {said}" in error
     assert not (tmp_path / requests.NAME).exists()
 
 
@@ -69,7 +69,7 @@ def test_one_silent_rank_does_not_hide_the_others(tmp_path: Path, capsys: pytest
         elsewhere = {**part, "rank": 1, "host": "gpu-9"}
         (tmp_path / "manifest.d" / "rank_1.json").write_text(json.dumps(elsewhere))
         assert main(["snapshot", str(tmp_path), "--watch", "0.1", "--timeout", "3"]) in (0, 1)
-    told = "rank 1 has not dumped: it runs on host gpu-9, and its answer has not come through the folder"
+    told = "rank 1 has not dumped: it runs on host gpu-9, and its answer has not reached the folder"
     assert capsys.readouterr().out.startswith(told)
 
 
@@ -77,13 +77,13 @@ def test_a_job_that_has_ended_is_read_not_asked(tmp_path: Path, capsys: pytest.C
     with child(tmp_path, "begin()\nready()") as job:
         assert job.ended() == 0
     assert main(["snapshot", str(tmp_path)]) == 2
-    assert f"no rank of {tmp_path} runs any more" in capsys.readouterr().err
+    assert f"the job in {tmp_path} has ended" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["absent", ""])
 def test_a_folder_without_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["snapshot", str(tmp_path / name)]) == 2
-    assert "give the folder of a job that runs under rankscope record" in capsys.readouterr().err
+    assert "give the output folder of a job that runs under rankscope record" in capsys.readouterr().err
 
 
 LAUNCHED = """

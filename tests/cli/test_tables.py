@@ -8,6 +8,7 @@ import pytest
 from rankscope.cli import main
 from rankscope.model.tables import SCHEMA
 from rankscope.simulate import JobSpec, Mesh, simulate
+from rankscope.simulate.compile_job import simulate_compiling
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
 
@@ -43,13 +44,24 @@ def test_some_tables_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "ranks (4 rows)",
         "Next",
     ]
-    assert lines[-1] == f'Next: rankscope query {tmp_path} "from metrics limit 10"'
+    assert lines[-1] == f'Next: rankscope query {tmp_path} "from ranks limit 10"'
+
+
+def test_the_next_command_names_a_table_that_has_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    simulate_profile(ProfileSpec(data_parallel=2, n_steps=1, n_layers=1)).write(tmp_path / "profiles")
+    (tmp_path / "logs").mkdir()
+    simulate_compiling(2, "graph-break").write(tmp_path / "logs")
+    for folder, table in (("profiles", "kernels"), ("logs", "compilations")):
+        assert main(["tables", str(tmp_path / folder)]) == 0
+        shown = capsys.readouterr().out
+        assert "collectives (0 rows)" in shown
+        assert shown.splitlines()[-1] == f'Next: rankscope query {tmp_path / folder} "from {table} limit 10"'
 
 
 def test_a_table_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tables", "--table", "metric"]) == 2
     printed = capsys.readouterr().err
-    assert "there is no table 'metric'" in printed
+    assert "no table is called 'metric'" in printed
     assert "did you mean metrics?" in printed
 
 

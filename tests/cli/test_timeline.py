@@ -81,7 +81,7 @@ def test_steps_choose_a_window(profiles: Path, tmp_path: Path, capsys: pytest.Ca
     assert "step 1" in kept
     assert 0 < len(spans(path)) < len(spans(whole))
     assert timeline(profiles, "-o", path, "--force", "--steps", "77") == 2
-    assert "there is no step 77" in capsys.readouterr().err
+    assert "no step 77 in these traces" in capsys.readouterr().err
 
 
 def test_since_and_until_are_from_the_beginning_or_absolute(hang: Path, tmp_path: Path) -> None:
@@ -114,21 +114,21 @@ def test_too_many_events_are_thinned_and_said(
     path = tmp_path / "trace.json"
     assert timeline(profiles, "-o", path, "--max-events", "500") == 0
     assert len(spans(path)) <= 500
-    assert "note: of ops those shorter than " in capsys.readouterr().err
+    assert "note: left out those shorter than " in capsys.readouterr().err
     assert timeline(profiles, "-o", path, "--force", "--max-events", "100") == 0
-    assert "note: of ops all are left out: --max-events" in capsys.readouterr().err
+    assert "note: left out all of ops: a larger --max-events" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["-o", "trace.txt"], "cannot tell the format of 'trace.txt'"),
-        (["-o", "trace.json", "--steps", "1"], "no trace marks steps"),
-        (["-o", "trace.json", "--ranks", "99"], "there is nothing of ranks 99"),
-        (["-o", "trace.json", "--around", "H199"], "there is no finding H199"),
-        (["-o", "trace.json", "--around", "H102", "--since", "1s"], "--around does not go with --since"),
-        (["-o", "trace.json", "--steps", "1", "--until", "1s"], "--steps does not go with --until"),
-        (["-o", "trace.json", "--margin", "1s"], "--margin goes with --around alone"),
+        (["-o", "trace.txt"], "unknown file extension: 'trace.txt'"),
+        (["-o", "trace.json", "--steps", "1"], "these traces do not mark steps"),
+        (["-o", "trace.json", "--ranks", "99"], "no traces of ranks 99"),
+        (["-o", "trace.json", "--around", "H199"], "no finding H199 in these traces"),
+        (["-o", "trace.json", "--around", "H102", "--since", "1s"], "--around and --since cannot be combined"),
+        (["-o", "trace.json", "--steps", "1", "--until", "1s"], "--steps and --until cannot be combined"),
+        (["-o", "trace.json", "--margin", "1s"], "--margin works only with --around"),
         (["-o", "trace.json", "--since", "2s", "--until", "1s"], "--since is not before --until"),
     ],
 )

@@ -34,7 +34,7 @@ def test_latest_takes_the_newest_log_of_the_folder_and_writes_tl_out(
     assert Path("tl_out/raw.log").read_bytes() == (logs / "dedicated_log_torch_trace_newer.log").read_bytes()
     printed = capsys.readouterr().out
     assert "Report: tl_out/index.html" in printed
-    assert "holds the model's code and no weights" in printed
+    assert "contains your model's code, but no weights" in printed
 
 
 def test_a_log_by_its_name_and_all_options(logs: Path) -> None:
@@ -68,12 +68,12 @@ def test_a_folder_per_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_what_excludes_each_other(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tlparse", str(logs), "--latest", "--all-ranks-html"]) == 2
-    assert "exclude each other" in capsys.readouterr().err
+    assert "cannot be combined" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tlparse", str(tmp_path), "--latest"]) == 2
-    assert "there is no log in" in capsys.readouterr().err
+    assert "no log in" in capsys.readouterr().err
 
 
 def test_a_browser_opens_only_when_asked_for(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,8 @@ def test_without_torch_it_does_nothing(
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("actve", "did you mean active"), ("with_stacks", "with_stack"), ("zzz", "there are folder")]
+    ("name", "told"),
+    [("actve", "did you mean active"), ("with_stacks", "with_stack"), ("zzz", "known settings")],
 )
 def test_a_wrong_setting_is_told(name: str, told: str) -> None:
     with pytest.raises(TypeError, match=told):

@@ -64,7 +64,7 @@ def test_a_newer_state_replaces_our_own_and_is_counted_once(tmp_path: Path) -> N
 def test_what_would_exceed_the_limit_is_not_kept(tmp_path: Path) -> None:
     files = publisher(tmp_path, max_bytes=10)
     files.publish("a", writing("123456"))
-    with pytest.raises(OSError, match=r"5 bytes and exceed the limit of 10 bytes"):
+    with pytest.raises(OSError, match=r"5 bytes, which exceeds the limit of 10 bytes"):
         files.publish("b", writing("12345"))
     assert os.listdir(tmp_path) == ["a"]
 

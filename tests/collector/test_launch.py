@@ -40,7 +40,7 @@ def test_what_the_user_has_set_stays_and_is_told(name: str) -> None:
     assert made.variables[name] == "5"
     assert "77" not in made.variables.values() or name == "TORCH_TRACE"
     (note,) = made.notes
-    assert note.startswith(f"{name} is set to 5 and stays so: ")
+    assert note.startswith(f"{name} is already set to 5 and is not changed: ")
 
 
 def test_a_launcher_inside_of_a_job_begins_anew() -> None:

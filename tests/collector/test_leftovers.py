@@ -100,7 +100,7 @@ def test_the_summary_counts_ranks_and_joins_equal_problems(tmp_path: Path) -> No
         "  kineto  3 ranks, 3 files, 4.5 KB",
         "  nsys    1 rank, 1 file, 3 bytes",
         "  problem with debug server on ranks 1,2: no port",
-        "    = help: choose another",
+        "    = fix: choose another",
     ]
     assert len(list(summary_lines(tmp_path, with_problems=False))) == 3
 

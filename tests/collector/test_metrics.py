@@ -183,7 +183,7 @@ def test_values_that_cannot_be_had_at_once_are_told_once(clock: Clock, tmp_path:
     part.tell("loss", value, 0)
     run.finish()
     assert values(tmp_path, "loss") == []
-    assert problems(run).count("metric 'loss' was not kept") == 1
+    assert problems(run).count("metric 'loss' was dropped") == 1
 
 
 def test_numbers_are_on_disk_after_a_few_seconds_and_at_every_dump(clock: Clock, tmp_path: Path) -> None:

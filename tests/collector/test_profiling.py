@@ -126,12 +126,17 @@ def test_a_job_that_ends_early_keeps_what_was_recorded(job: Job) -> None:
     assert job.files() == {"torch_et_0.json", "kineto_trace_0.json"}
     assert job.steps_in("torch_et_0.json") == job.steps_in("kineto_trace_0.json") == [3, 4, 5]
     assert '"ProfilerTail#6"' in (job.folder / "torch_et_0.json").read_text()  # not whole: no step
-    assert "kineto_trace_0.json cover 3 whole steps" in job.problems()
+    assert "kineto_trace_0.json cover 3 complete steps" in job.problems()
 
 
 @pytest.mark.parametrize(
     ("n_steps", "told"),
-    [(0, "no training step was seen"), (1, "ended after 1 steps"), (2, "ended after 2 steps"), (4, "before all was")],
+    [
+        (0, "no training steps detected"),
+        (1, "ended after 1 step,"),
+        (2, "ended after 2 steps"),
+        (4, "before the requested steps"),
+    ],
 )
 def test_a_job_with_too_few_steps_is_told_why_nothing_is_there(job: Job, n_steps: int, told: str) -> None:
     job.begin()
@@ -151,8 +156,8 @@ def test_a_trace_without_operators_is_a_problem(job: Job) -> None:
     assert job.files() == {"torch_et_0.json", "kineto_trace_0.json"}
     told = {entry["what"]: entry["problem"] for entry in job.manifest()["problems"]}
     assert told == {
-        "execution_trace": "torch_et_0.json holds no operator: nothing ran in the steps that it covers",
-        "kineto": "kineto_trace_0.json holds no operator: nothing ran in the steps that it covers",
+        "execution_trace": "torch_et_0.json has no operators: nothing ran in the steps that it covers",
+        "kineto": "kineto_trace_0.json has no operators: nothing ran in the steps that it covers",
     }
 
 
@@ -161,7 +166,7 @@ def test_files_beyond_the_limit_are_not_kept(job: Job) -> None:
     job.train(8)
     job.end()
     assert job.files() == set()
-    assert "exceed the limit of 5,000 bytes" in job.problems()
+    assert "exceeds the limit of 5,000 bytes" in job.problems()
 
 
 def test_a_file_that_lacks_its_end_is_not_kept(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

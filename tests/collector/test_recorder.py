@@ -179,7 +179,7 @@ def test_a_call_that_does_not_end_is_told(gloo: FakeRing, recorder: Recorder, mo
     recorder.dump(EXIT)
     assert dumped(recorder)
     (problem,) = problems(recorder)
-    assert "with 1 call that was not recorded as ended" in problem
+    assert "with 1 call not recorded as complete" in problem
 
 
 def test_the_dump_that_torch_wrote_before_it_aborted_stays(gloo: FakeRing, recorder: Recorder) -> None:
@@ -236,7 +236,7 @@ def test_a_torch_without_recorder_is_told(bindings: types.ModuleType, recorder: 
     recorder.joined()
     recorder.dump(STALL)
     assert dumped(recorder) == ""
-    assert "no Flight Recorder" in recorder.run.describe()["problems"][0]["problem"]
+    assert "no readable Flight Recorder" in recorder.run.describe()["problems"][0]["problem"]
 
 
 def test_other_threads_find_the_compiler_while_a_dump_is_made(

@@ -128,7 +128,7 @@ def test_a_part_that_fails_is_told_and_harms_no_other(
     assert part.calls == ["start", 1, 2, 3, "because", "exit", "close"]
     (problem,) = [problem for problem in manifest_of(tmp_path)["problems"] if problem["what"] == "failing"]
     assert "No space left" in problem["problem"]
-    assert "free space" in problem["hint"]
+    assert "free disk space" in problem["hint"]
     assert Failing.n_calls == {"start": 1, "step": 1, "dump": 2, "close": 1}[method]
 
 
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_made_is_told_once(tmp_path: Path, capfd: pytest
     run.dump("because")
     run.finish()
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("rankscope: nothing is collected on rank 0: cannot write into ")
+    assert line.startswith("rankscope: nothing is collected on rank 0: cannot write to ")
 
 
 @pytest.mark.usefixtures("parts")

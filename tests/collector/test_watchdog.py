@@ -63,7 +63,7 @@ def test_it_dumps_once_when_nothing_finishes_and_says_where(
     job.counts = Counts(n_enqueued, 7)
     job.pass_time(3 * STALL_S)
     assert job.dumps == ["no collective has finished for 30 s"]
-    told = f"no collective has finished for 30 s: wrote stacks_3.txt into {job.run.folder}"
+    told = f"no collective has finished for 30 s: wrote stacks_3.txt to {job.run.folder}"
     assert capfd.readouterr().err == f"rankscope: rank 3: {told}\n"
 
 

@@ -36,11 +36,11 @@ class Diagnosis(NamedTuple):
         return [finding for finding in self.report["findings"] if finding["severity"] == "error"]
 
 
-def run_job(job: str, dumps: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+def run_job(job: str, dumps: Path, arguments: Sequence[str], environment: Mapping[str, str], *imported: str) -> int:
     """The highest exit code of the ranks; what they printed goes to stdout, where a failing test shows it."""
     output = dumps / ".output.txt"
     started = Started(job, ["--dumps", str(dumps), *arguments], {**JOB_ENVIRONMENT, **environment}, N_RANKS, output)
-    codes = run_forked(started)
+    codes = run_forked(started, *imported)
     print(output.read_text(errors="replace"))
     output.unlink()
     return max(map(abs, codes))

@@ -279,10 +279,13 @@ def test_a_miss_of_an_equal_graph_names_the_setting_that_changed(logs: Path) -> 
 
 def test_a_recompilation_is_no_cold_cache_and_names_what_changed(logs: Path) -> None:
     [finding] = [each for each in pipeline.diagnose(load([logs / "dynamic"])).findings if each.code == "C407"]
-    assert "because the graph, example_inputs changed within the process" in finding.title
+    assert "because the graph, example_inputs changed within this process" in finding.title
     assert finding.evidence.comparison
     assert "doubled [0/1]: the graph" in finding.evidence.comparison.keys
-    assert any("logs no components of its keys without TORCH_LOGS=+aot" in note for note in finding.evidence.notes)
+    assert any(
+        "without TORCH_LOGS=+aot, the AOTAutograd cache logs nothing about its keys" in note
+        for note in finding.evidence.notes
+    )
 
 
 @pytest.mark.parametrize("folder", ["recompiles", "compile_error", RANKED[1].folder])
@@ -318,7 +321,7 @@ def test_the_rank_that_saw_another_batch_is_named_with_the_reason(verdicts: dict
 
     assert (differ["code"], differ["severity"], differ["ranks"]) == ("C411", "warning", [ODD_RANK])
     assert is_at(differ, line_of("compiled(torch.randn(size, 16)).sum().backward()"), "data_parallel")
-    assert "expected 8, actual 12" in " ".join(differ["evidence"]["likely"])
+    assert "expected 8, got 12" in " ".join(differ["evidence"]["likely"])
     [again] = found(verdicts[case.folder], "recompiles")
     assert again["ranks"] == [ODD_RANK]
 

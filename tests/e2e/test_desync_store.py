@@ -150,7 +150,7 @@ def test_a_running_job_is_asked_and_judged(tmp_path: Path) -> None:
     assert world["group"] == {"name": "0", "desc": "default_pg", "size": 4, "ranks": [0, 1, 2, 3]}
     assert world["lagging"] == {"seq": 4, "joined": [], "finished": [2]}
     assert pair["group"] == {"name": "1", "desc": "", "size": 2, "ranks": []}
-    assert record["notes"] == ["not judged: the store does not tell which ranks of the job are in group 1"]
+    assert record["notes"] == ["not judged: the store does not say which ranks are in group 1"]
     [error] = [finding for finding in record["report"]["findings"] if finding["severity"] == "error"]
     assert (error["rule"], error["ranks"], error["collective"]["seq"]) == ("rank-stuck", [2], 5)
 

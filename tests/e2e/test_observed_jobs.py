@@ -126,7 +126,7 @@ def test_a_killed_job_leaves_what_it_wrote(traces: Path) -> None:
     assert described["is_cut"]
     assert described["n_nodes"] > 300
     done = run(traces / "killed")
-    assert "read up to its last whole node" in done.stdout
+    assert "read up to the last complete node" in done.stdout
 
 
 def test_collectives_have_the_bytes_that_the_job_gave(traces: Path) -> None:

@@ -288,5 +288,5 @@ def test_a_small_page_says_what_it_leaves_out(
     page_file = written(capture, "small.html", "--max-size", "0.5")
     assert page_file.stat().st_size <= 500_000
     page = opened.goto(page_file)
-    expect(page.locator(".remarks")).to_contain_text("too large for the page")
+    expect(page.locator(".remarks")).to_contain_text("did not fit in the page")
     assert "note:" in capsys.readouterr().err

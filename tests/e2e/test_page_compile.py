@@ -68,7 +68,7 @@ def test_a_link_to_a_file_opens_it(opened: Opened, job: Path) -> None:
 
 def test_a_link_to_a_file_that_is_not_there_says_so(opened: Opened, job: Path) -> None:
     page = opened.goto(job, "#compile?file=0.9999")
-    expect(page.locator(f"{PANE} header b")).to_have_text("This file is not in the page.")
+    expect(page.locator(f"{PANE} header b")).to_have_text("This page does not contain the file.")
 
 
 def test_a_file_can_be_saved(opened: Opened, job: Path) -> None:

@@ -80,8 +80,8 @@ def test_cells_have_the_states_of_the_job(opened: Opened, hung: Path) -> None:
     page = drawn(opened, hung)
     assert page.evaluate("rankscope.map.cell(6, 68)") == "not joined"
     assert page.evaluate("rankscope.map.cell(4, 68)") == "waiting"
-    assert page.evaluate("rankscope.map.cell(6, 64)") == "done, from another line than most"
-    assert page.evaluate("rankscope.map.cell(4, 70)") == "takes no part"
+    assert page.evaluate("rankscope.map.cell(6, 64)") == "done, from a different line than most"
+    assert page.evaluate("rankscope.map.cell(4, 70)") == "not involved"
     assert page.evaluate("rankscope.map.cell(0, 70)") == "done"
     assert opened.requests == [hung.as_uri() + "#map"] or opened.requests == [hung.as_uri()]
 
@@ -91,7 +91,7 @@ def test_colours_tell_the_states_apart(opened: Opened, tmp_path: Path) -> None:
     done, waiting, odd = (colour_at(page, place, column) for place, column in ((0, 0), (0, 39), (2, 39)))
     assert len({tuple(done), tuple(waiting), tuple(odd)}) == 3
     words = page.locator(".map-legend span").all_inner_texts()
-    assert [word.strip(" •≠") for word in words] == ["done", "waiting", "mismatch: another call than most"]
+    assert [word.strip(" •≠") for word in words] == ["done", "waiting", "mismatch: a different call than most"]
 
 
 def test_the_worst_of_a_pixel_is_seen_to_the_last_column(opened: Opened, tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": STAGES,
     "__main__": {"cli"},
 }
-# A record shows itself in a notebook. The import waits inside the method, so that the model still stands alone.
-LATE = {"model": ("rankscope.render.notebook",)}
+# A report can be printed and shown in a notebook. Imported inside the method: the model loads without a renderer.
+LATE = {"model": ("rankscope.render.notebook", "rankscope.render.terminal")}
 STANDARD_LIBRARY_ONLY = ("collect", "simulate", "desync")
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 
-from rankscope.model.database import connect, forbid_outside_access, named_tables
+from rankscope import load
+from rankscope.model.database import connect, database, forbid_outside_access, named_tables
 from rankscope.model.replicas import shift_replica_ranks
 from rankscope.model.tables import SCHEMA, Part, Table, Trace
+from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
 SQL_KINDS = {"text": "VARCHAR", "bool": "BOOLEAN", "int32": "INTEGER", "int64": "BIGINT", "float64": "DOUBLE"}
 
@@ -155,3 +158,22 @@ def test_derived_tables_are_made_when_they_are_asked_for(trace: Trace) -> None:
     assert rows(connect(trace, only=named_tables("SELECT * FROM steps")), "SELECT step FROM steps") == [(1,)]
     assert trace.table("steps") is trace.table("steps")
     assert made == ["steps"]
+
+
+def test_a_small_capture_is_asked_in_memory_and_a_large_one_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate_profile(ProfileSpec(data_parallel=2, n_steps=1, n_layers=1)).write(tmp_path)
+    sql = "SELECT * FROM kernels ORDER BY ALL"
+    monkeypatch.setattr("rankscope.model.database._ROWS_IN_MEMORY", 0)
+    large = load(tmp_path, cache=str(tmp_path / "large"))
+    expected = rows(database(large), sql)
+    monkeypatch.undo()
+    small = load(tmp_path, cache=str(tmp_path / "small"))
+    database(small)
+    for trace in (large, small):
+        for part in trace.parts["kernels"]:
+            os.remove(part.path)
+    assert rows(database(small), sql) == expected
+    with pytest.raises(duckdb.IOException):
+        rows(database(large), sql)

@@ -145,8 +145,8 @@ def test_a_library_that_is_not_there_is_named(method: str, calls: Table, monkeyp
     monkeypatch.setitem(sys.modules, library, None)  # makes its import fail
     with pytest.raises(RankscopeError) as caught:
         getattr(calls, method)()
-    assert caught.value.message == f"{library} is not installed here"
-    assert caught.value.hint == f"install it: pip install {library}"
+    assert caught.value.message == f"{library} is not installed"
+    assert caught.value.hint == f"run pip install {library}"
 
 
 def test_no_library_is_imported_before_it_is_asked_for() -> None:

@@ -68,5 +68,5 @@ def test_tables_and_traces_say_what_they_are(trace: Trace) -> None:
 
 
 def test_a_table_that_is_not_there(trace: Trace) -> None:
-    with pytest.raises(UsageError, match="there is no table 'rank'"):
+    with pytest.raises(UsageError, match="unknown table 'rank'"):
         trace.table("rank")

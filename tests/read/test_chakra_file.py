@@ -170,16 +170,16 @@ def test_the_node_that_is_damaged_is_named(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b'{\n  "schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": []}', "is JSON, not Chakra's protobuf"),
-        (b"some text" * 20, "is no Chakra trace: its first message is not GlobalMetadata"),
-        (b"s", "cut off: of its metadata at byte 1 only 0 of 115 bytes"),
-        (b"\x02\x08\x01\x02\x08\x02", "is no Chakra trace"),
-        (METADATA + b"\x05\x08\x01", "cut off: of node 1 of the file at byte 9 only 2 of 5 bytes"),
+        (b"some text" * 20, "is not a Chakra trace: its first message is not GlobalMetadata"),
+        (b"s", "truncated: of its metadata at byte 1 only 0 of 115 bytes"),
+        (b"\x02\x08\x01\x02\x08\x02", "is not a Chakra trace"),
+        (METADATA + b"\x05\x08\x01", "truncated: of node 1 of the file at byte 9 only 2 of 5 bytes"),
         (METADATA + b"\x02\x08\x01\x80", "the end in the middle of a number at byte 11, where node 2"),
         (METADATA + b"\xff" * 11, "a number of more than 10 bytes at byte 8"),
         (METADATA + b"\xff\xff\xff\xff\xff\x7f" + b"x" * 40, "a message of 4,398,046,511,103 bytes"),
         (METADATA + b"\xff\xff\xff\xff\x07" + b"x" * 40, "only 40 of 2,147,483,647 bytes"),
-        (gzip.compress(METADATA + b"\x02\x08\x01", mtime=0)[:-9], "cannot be read: the packed data end too early"),
-        (b"\x1f\x8bnothing packed", "cannot be read: the packed data are broken"),
+        (gzip.compress(METADATA + b"\x02\x08\x01", mtime=0)[:-9], "cannot be read: the compressed data ends too early"),
+        (b"\x1f\x8bnothing packed", "cannot be read: the compressed data is broken"),
     ],
 )
 def test_a_file_that_is_none(content: bytes, message: str, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_length_that_the_file_does_not_have_costs_no_memory(tmp_path: Path) ->
     path = tmp_path / "x.0.et"
     path.write_bytes(METADATA + encode_varint((1 << 31) - 1) + b"x" * 100)
     tracemalloc.start()
-    with pytest.raises(BadFileError, match="cut off"):
+    with pytest.raises(BadFileError, match="truncated"):
         read_chakra(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

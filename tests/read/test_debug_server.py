@@ -128,7 +128,7 @@ def test_a_foreign_server_is_told_from_torch(answer: Answer) -> None:
 @pytest.mark.parametrize("shown", [b"", b"<pre>\nnothing\n</pre>", (500, b"KeyError"), b"\xff\xfe" * 100])
 def test_a_frontend_that_names_no_worker_is_said(shown: Answer) -> None:
     pages: dict[str, Answer] = dict.fromkeys(("GET /tcpstore", "GET /wait_counters", "GET /stacks"), shown)
-    with serving({"GET /": FRONTEND_INDEX, **pages}) as url, pytest.raises(InputError, match="does not tell"):
+    with serving({"GET /": FRONTEND_INDEX, **pages}) as url, pytest.raises(InputError, match="does not list"):
         find_job([url], SECONDS)
 
 
@@ -197,7 +197,7 @@ def test_a_rank_whose_python_is_held_still_tells_its_calls() -> None:
         handlers: dict[str, Answer] = dict.fromkeys(("dump_nccl_trace_pickle", "rankscope_trace"), silent)
         reading = asked({**HANDLERS, "rankscope_recorder": silent, "dump_traceback": silent, **handlers}, 1.0)
     assert reading.contents == {CALLS: HANDLERS["fr_trace_json"]}
-    assert "Python's lock" in reading.problems[0]
+    assert "holding the GIL" in reading.problems[0]
 
 
 def test_a_rank_that_never_answers_is_a_hole_and_the_others_are_read() -> None:
@@ -209,7 +209,7 @@ def test_a_rank_that_never_answers_is_a_hole_and_the_others_are_read() -> None:
         job = Job((Worker(0, parse_address(silent, 1)), Worker(1, parse_address(well, 1))))
         readings = read_by_rank(job, 1.0)
     assert not readings[0].contents
-    assert "no whole answer within" in readings[0].problems[0]
+    assert "no complete answer within" in readings[0].problems[0]
     assert set(readings[1].contents) == {CALLS, STACKS}
 
 
@@ -284,7 +284,7 @@ def fetched(answer: Answer, *, seconds: float = SECONDS, max_bytes: int = 1000) 
         (b"x" * 1001, "larger than 1,000"),
         (raw(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 200_000), "larger than 1,000"),
         (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n"), "larger than 1,000"),
-        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc"), "cut short after 3"),
+        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc"), "truncated after 3"),
         (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"), "HTTP"),
         (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), "HTTP"),
         (raw(b"SSH-2.0-OpenSSH_9.6\r\n"), "HTTP"),
@@ -302,7 +302,7 @@ def test_hostile_answers_end_at_their_limits(answer: Answer, problem: str) -> No
     "content", [b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 900, b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 90]
 )
 def test_a_drip_of_bytes_ends_at_the_limit_of_time(content: bytes) -> None:
-    with pytest.raises(NoAnswerError, match=r"no whole answer within 0\.3 s"):
+    with pytest.raises(NoAnswerError, match=r"no complete answer within 0\.3 s"):
         fetched(drip(content), seconds=0.3)
 
 

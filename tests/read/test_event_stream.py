@@ -68,7 +68,7 @@ def test_a_cut_text_gives_the_events_before_the_cut() -> None:
         found, stream = read_all(text[:cut])
         assert found == events[: len(found)]
         assert len(json.dumps(events[: len(found) + 1])) + text.index("[") >= cut
-        assert "cut off" in stream.problem
+        assert "truncated" in stream.problem
 
 
 @pytest.mark.parametrize(("text", "problem"), [("", "is empty"), ('{"schemaVersion": 1}', "no traceEvents")])

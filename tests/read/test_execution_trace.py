@@ -147,7 +147,7 @@ def test_a_cut_file_gives_its_whole_nodes(texts: dict[str, str], schema: str, tm
     assert described["finish_ms"] == -1
     [file] = rows(cut, "files")
     assert file["status"] == "damaged"
-    assert "read up to its last whole node" in file["problem"]
+    assert "read up to the last complete node" in file["problem"]
 
 
 @pytest.mark.parametrize("way", ["fast", "slow"])
@@ -255,7 +255,7 @@ def test_a_node_that_is_none_costs_only_itself(tmp_path: Path, broken: Any) -> N
     assert {3, 5} <= set(nodes_by_id(trace)) <= {3, 4, 5}
     if 4 not in nodes_by_id(trace):
         [file] = rows(trace, "files")
-        assert (file["status"], "no node" in file["problem"]) == ("damaged", True)
+        assert (file["status"], "not a node" in file["problem"]) == ("damaged", True)
 
 
 @pytest.mark.parametrize("value", [2**64 - 1, -7, "many", None, [1]])

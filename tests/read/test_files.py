@@ -6,6 +6,8 @@ import gzip
 import io
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -237,7 +239,7 @@ def damaged_text(report: Report) -> str:
     ("content", "said"),
     [
         (b"", "empty"),
-        (b"\x80\x02}q\x00(X\x07\x00\x00\x00version", "cut short"),
+        (b"\x80\x02}q\x00(X\x07\x00\x00\x00version", "truncated"),
         (b"Traceback (most recent call last):\n", "not a Flight Recorder dump"),
         (b"\x89PNG\r\n\x1a\n" + bytes(100), "not a Flight Recorder dump"),
         (b"\x80\x02]q\x00(K\x01K\x02e.", "not a Flight Recorder dump"),
@@ -392,6 +394,14 @@ def test_parallel_reading_gives_the_same_tables(dumps: Path) -> None:
     one, two = (load([dumps], jobs=jobs) for jobs in (1, 2))
     for name in one.tables:
         assert rows_of(one, name) == rows_of(two, name), name
+
+
+def test_a_script_need_not_guard_itself_to_read_in_processes(dumps: Path, tmp_path: Path) -> None:
+    """Spawned processes, as on macOS or once the database is there, would run the script that asked for them again."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import duckdb, rankscope\nprint(len(rankscope.load({str(dumps)!r}, jobs=2).table('ranks')))\n")
+    finished = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert (finished.stdout, finished.returncode) == ("4\n", 0), finished.stderr
 
 
 def test_an_unreadable_source_is_a_bad_file(tmp_path: Path) -> None:

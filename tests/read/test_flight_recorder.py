@@ -327,7 +327,7 @@ def test_a_cut_dump_never_makes_its_rank_the_culprit(suffix: str, tmp_path: Path
 def test_cut_json_is_a_clear_error(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "rank_0.json"
     path.write_bytes(content)
-    with pytest.raises(BadFileError, match="cut short"):
+    with pytest.raises(BadFileError, match="truncated"):
         read_tables(path)
 
 

@@ -272,7 +272,7 @@ def test_a_cut_trace_is_read_up_to_its_last_whole_event(tmp_path: Path) -> None:
     assert rows(trace, "SELECT max(name) FROM ops WHERE start_ns = (SELECT max(start_ns) FROM ops)") == [
         (f"op{n_ops - 1}",)
     ]
-    assert "last whole event" in problems(trace)[0]
+    assert "last complete event" in problems(trace)[0]
 
 
 def test_an_event_that_makes_no_sense_costs_only_itself(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_the_command_answers(name: str, capsys: pytest.CaptureFixture[str]) -> N
     printed = capsys.readouterr()
     assert exit_code in (0, 1)
     assert printed.out.startswith("Read 1 profiler trace from ")
-    assert "Found " in printed.out
+    assert "\nFound " in printed.out or "No problems found" in printed.out
     assert "Traceback" not in printed.out + printed.err
 
 

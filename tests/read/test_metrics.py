@@ -62,7 +62,7 @@ def test_what_a_line_leaves_out_is_missing(tmp_path: Path) -> None:
 def test_a_bad_line_costs_only_itself(bad: str, tmp_path: Path) -> None:
     tables = read_text(tmp_path, HEADER + line() + bad + "\n" + line(step=2))
     assert tables["metrics"].array("step").tolist() == [1, 2]
-    assert problem(tables) == ("damaged", "has 1 lines that are no metrics")
+    assert problem(tables) == ("damaged", "has 1 line without metrics")
 
 
 def test_values_of_one_moment_share_a_line(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_values_of_one_moment_share_a_line(tmp_path: Path) -> None:
     assert (first["name"], first["value"], first["step"], first["time_ns"]) == ("loss", 0.5, 2, 7)
     assert (second["name"], second["step"]) == ("gc_time_s", 2)
     assert math.isnan(second["value"])
-    assert problem(tables) == ("damaged", "has 1 lines that are no metrics")
+    assert problem(tables) == ("damaged", "has 1 line without metrics")
 
 
 def test_a_cut_line_is_told(tmp_path: Path) -> None:

@@ -222,6 +222,6 @@ def test_dumps_of_ray_train_are_read(tmp_path: Path) -> None:
     assert [(row["rank"], row["host"]) for row in rows_of(trace, "ranks")] == [(0, ""), (1, ""), (2, "")]
     (bad,) = [row for row in rows_of(trace) if row["status"] == "damaged"]
     assert (bad["rank"], bad["source"]) == (3, "flight_recorder")
-    assert bad["problem"] == "says why there is no dump: torch unavailable: No module named 'torch'"
+    assert bad["problem"] == "has an error message instead of a dump: torch unavailable: No module named 'torch'"
     finding = verdict(report_of(tmp_path))
     assert (finding.rule, finding.ranks) == ("rank-stuck", (0,))

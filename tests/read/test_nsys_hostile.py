@@ -40,7 +40,7 @@ def error_of(path: Path) -> InputError:
 def test_a_foreign_database_is_a_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.sqlite"
     change(path, "CREATE TABLE experiments (id, name)")
-    assert "no export of Nsight Systems" in error_of(path).message
+    assert "not an Nsight Systems export" in error_of(path).message
 
 
 def test_an_export_without_events_is_a_clear_error(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_the_communicator_tells_it_better_than_any_number(single: NsysExport, na
 def test_several_processes_are_taken_in_the_order_of_their_devices(several: NsysExport, tmp_path: Path) -> None:
     trace = load_export(several, tmp_path, "nsys_7.sqlite")
     assert trace.table("files").text("problem").tolist() == [
-        "its rank is inferred from the order of the processes' devices"
+        "its rank was inferred from the order of the processes' devices"
     ]
     assert trace.table("profiles").array("rank").tolist() == [0, 1]
     assert {part.rank: "process-16777268" in part.path for part in trace.parts["kernels"]} == {0: True, 1: False}

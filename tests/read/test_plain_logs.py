@@ -96,7 +96,7 @@ def test_a_packed_log_that_is_cut_gives_what_can_be_unpacked(tmp_path: Path) -> 
 
     assert 80 < len(records_of(trace, "dynamo_output_graph")) < 120
     assert the_file(trace)["status"] == "damaged"
-    assert "unpacked" in the_file(trace)["problem"]
+    assert "decompressed" in the_file(trace)["problem"]
 
 
 def test_a_packed_file_with_nothing_in_it_is_a_clear_error(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_silent_port_is_given_up_in_time() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        assert_refused(Address(*silent.getsockname()), "does not answer within 0.3 s")
+        assert_refused(Address(*silent.getsockname()), "did not answer within 0.3 s")
 
 
 def assert_refused(address: Address, message: str) -> None:
@@ -102,11 +102,11 @@ def assert_refused(address: Address, message: str) -> None:
 @pytest.mark.parametrize(
     ("server", "message"),
     [
-        (StoreServer(greeting=b"HTTP/1.0 400 Bad Request\r\n\r\n"), "it speaks HTTP"),
-        (StoreServer(greeting=b"SSH-2.0-OpenSSH_9.6\r\n"), "of another protocol"),
-        (StoreServer(answers={PING: b"\0\0\0\0"}), "of another protocol"),
+        (StoreServer(greeting=b"HTTP/1.0 400 Bad Request\r\n\r\n"), "it answers in HTTP"),
+        (StoreServer(greeting=b"SSH-2.0-OpenSSH_9.6\r\n"), "in another protocol"),
+        (StoreServer(answers={PING: b"\0\0\0\0"}), "in another protocol"),
         (StoreServer(answers={VALIDATE: b""}), "it closes the connection"),
-        (StoreServer(unknown=OLDER, answers={GETNUMKEYS: HUGE}), "of another protocol"),
+        (StoreServer(unknown=OLDER, answers={GETNUMKEYS: HUGE}), "in another protocol"),
         (StoreServer(unknown=OLDER, answers={GETNUMKEYS: b"abc"}), "it closes the connection"),
     ],
     ids=["http", "ssh", "wrong nonce", "closes at once", "absurd count", "half a count"],
@@ -152,7 +152,7 @@ def test_a_list_that_is_cut_counts_as_none() -> None:
 
 def test_an_answer_that_drips_is_given_up_in_time() -> None:
     server = StoreServer({"a": bytes(1 << 12)}, pause_s=0.01)
-    with server, open_store(server, LIMIT_S) as store, pytest.raises(InputError, match="does not answer within"):
+    with server, open_store(server, LIMIT_S) as store, pytest.raises(InputError, match="did not answer within"):
         store.get("a")
 
 

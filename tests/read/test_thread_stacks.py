@@ -197,7 +197,7 @@ def test_a_cut_line_is_told_and_the_rest_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("stacks_0.txt", stack_section(0, 0, STALL, "").partition("\n")[0] + "\n", "no stack"),
+        ("stacks_0.txt", stack_section(0, 0, STALL, "").partition("\n")[0] + "\n", "no thread stacks"),
         ("stacks.txt", MAIN, "no rank"),
     ],
 )

@@ -343,7 +343,7 @@ def test_text_without_a_line_of_torch_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_text_without_a_line_of_torch_alone_is_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no trace among 1 file"):
+    with pytest.raises(InputError, match="no trace in this file"):
         loaded(tmp_path, "step 1\n", "notes.txt")
 
 

@@ -114,7 +114,7 @@ def test_a_cut_pickle_is_salvaged_up_to_the_last_whole_item() -> None:
 def test_a_pickle_that_was_changed_is_not_taken_for_a_cut_one() -> None:
     content = pickle.dumps({"version": "2.10", "entries": [{"a": 1}, {"b": 2}]}, protocol=2)
     changed = content.replace(b"K\x02", b"?\x02")
-    with pytest.raises(BrokenPickleError, match="makes no sense at byte"):
+    with pytest.raises(BrokenPickleError, match="is invalid at byte"):
         salvage_plain(changed)
 
 

@@ -70,7 +70,7 @@ def slower() -> Changes:
         schema=SCHEMA_NAME,
         old=OLD,
         new=NEW,
-        verdict="B is 12 % slower than A: 380 ms -> 426 ms a step; the most of it (31 ms) is computing on rank 7",
+        verdict="B is 12 % slower than A: 380 ms -> 426 ms per step; most of it (31 ms) is computing on rank 7",
         worst="warning",
         findings=(
             finding(),
@@ -85,7 +85,7 @@ def slower() -> Changes:
         compile=None,
         numbers=(NumberChange("worse", "samples_per_s", 100.0, 89.0, 5.0), NumberChange("same", "loss", 2.0, 2.0, 0.1)),
         setup=(SetupChange("torch", "2.8.0", "2.9.0"),),
-        not_compared=("A has no metrics: what the job told about itself is not compared",),
+        not_compared=("A has no metrics: the job's own numbers are not compared",),
         notes=("rings keep the newest calls only",),
     )
 
@@ -111,7 +111,7 @@ def compiled() -> Changes:
         passes=(),
         is_worse=True,
     )
-    return replace(same(), compile=found, worst="warning", verdict="B has 1 reason to recompile more than A")
+    return replace(same(), compile=found, worst="warning", verdict="B has 1 more reason to recompile than A")
 
 
 def same() -> Changes:

@@ -93,4 +93,4 @@ def test_schema_describes_the_report() -> None:
 
 @pytest.mark.parametrize("name", sorted(RENDERERS))
 def test_every_renderer_renders(name: str) -> None:
-    assert "op-mismatch" in "\n".join(load_renderer(name)(sample.clean(), Options()))
+    assert "op-mismatch" in "\n".join(load_renderer(name)(sample.clean(), Options(verbose=True)))

@@ -148,7 +148,7 @@ def test_the_summary_for_people() -> None:
 def test_an_empty_file() -> None:
     lines = list(summary_lines(summarize(stream_of([]), 10), None))
     assert "  nodes         0" in lines
-    assert lines[-1] == "  span          not known: no node has a start time"
+    assert lines[-1] == "  span          unknown: no node has a start time"
 
 
 def test_transfers_of_many_sizes_are_cut() -> None:
@@ -230,10 +230,10 @@ def test_a_limit_leaves_no_edge_to_nowhere() -> None:
     nodes[0].ctrl_deps = [3]
     dot = list(dot_lines(excerpt_of(nodes, 2)))
     assert [line.strip() for line in dot if "->" in line] == ["n0 -> n1 [style=dashed];"]
-    assert "  // the first 2 nodes; the file has more" in dot
+    assert "  // only the first 2 nodes; the file has more" in dot
     assert not any("missing" in line for line in dot)
     graphml = list(graphml_lines(excerpt_of(nodes, 2)))
-    assert "    <!-- the first 2 nodes; the file has more -->" in graphml
+    assert "    <!-- only the first 2 nodes; the file has more -->" in graphml
 
 
 def test_a_path_is_only_a_name(tmp_path: Path) -> None:

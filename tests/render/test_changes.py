@@ -50,7 +50,7 @@ def test_slow_steps_have_a_row_of_their_own() -> None:
     changes = replace(sample.same(), step=step, parts=sample.slower().parts)
     text = told(changes)
     assert "1 slow of B: 2" in text
-    assert "Where the time of steps 2 of B goes" in text
+    assert "Where the time goes in step 2 of B" in text
 
 
 def test_colour_only_repeats_what_words_say() -> None:

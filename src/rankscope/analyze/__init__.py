@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 
 from rankscope.analyze.measured import measured
@@ -41,6 +42,7 @@ RULE_MODULES = tuple(
         "compile.breaks",
         "compile.failures",
         "compile.caches",
+        "compile.bypasses",
         "compile.costs",
         "compile.graph_rules",
         "compile.rank_rules",
@@ -57,15 +59,19 @@ RULE_MODULES = tuple(
 
 _ALWAYS_LOGGED = {"compilations", "recompiles", "graph_breaks", "compile_errors", "cache_events", "guards"}
 _ABOUT_TIME = "SP"  # families of rules that do not look at steps which the observer slowed down
-_FAMILIES = "HXSPCLD"  # in which order what is equally severe is told: hangs first, holes in the data last
+_FAMILIES = "HXSPCLD"  # the order of equally severe findings: hangs first, holes in the data last
 
 
-def run_rules(trace: Trace) -> tuple[list[Finding], list[Finding], list[Check]]:
+def run_rules(
+    trace: Trace, progress: Callable[[int, int, str], None] | None = None
+) -> tuple[list[Finding], list[Finding], list[Check]]:
     """Findings with the root cause first, their effects, and which rules could be checked."""
     findings: list[Finding] = []
     effects: list[Finding] = []
     checks: list[Check] = []
-    for rule_ in sorted(RULES.values(), key=lambda rule: rule.code):
+    for done, rule_ in enumerate(sorted(RULES.values(), key=lambda rule: rule.code)):
+        if progress is not None:
+            progress(done, len(RULES), f"checking {rule_.name}")
         seen = measured(trace) if rule_.code[0] in _ABOUT_TIME else trace
         absent = [table for table in rule_.needs if not (seen.has(table) or _is_known_empty(seen, table))]
         if absent:
@@ -79,16 +85,16 @@ def run_rules(trace: Trace) -> tuple[list[Finding], list[Finding], list[Check]]:
                 checks[-1] = Check(rule_.name, "skipped", result.why)
             else:
                 findings.append(result)
-    findings.sort(key=_importance)  # stable: rules are in order of their codes
+    findings.sort(key=importance)  # stable: rules are in order of their codes
     return findings, effects, checks
 
 
 def _is_known_empty(trace: Trace, table: str) -> bool:
-    """True when a log of torch.compile would have told: then no row means that there was nothing to tell."""
+    """True when a TORCH_TRACE log was read: it would have recorded any, so no rows means that nothing happened."""
     return table in _ALWAYS_LOGGED and bool(trace.table("compile_logs").text("source").equals("trace").any())
 
 
-def _importance(finding: Finding) -> tuple[int, int, int, float, int]:
+def importance(finding: Finding) -> tuple[int, int, int, float, int]:
     family = _FAMILIES.find(finding.code[:1]) % (len(_FAMILIES) + 1)
     cost = finding.evidence
     n_blocked = -(cost.n_blocked or 0) if finding.code[:1] == "H" else 0

@@ -1,4 +1,4 @@
-"""What chance explains: a rank is blamed for being late only where neither luck nor a crowded host would do."""
+"""What chance explains: a rank is blamed for being late only where neither luck nor a crowded host explains it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from math import exp, lgamma, log
 from rankscope.analyze.derived import derived
 from rankscope.model.tables import Trace
 
-_EXPLAINS = 0.5  # of what is lost: then the host's other work makes a rank late, and the next time another one
+_EXPLAINS = 0.5  # of the lost time: then other work on the host makes a rank late, a different one each time
 WITHOUT_CORE = "threads_without_core"  # the metric of the collector
 
 
 def likelihood(n_times: int, n_events: int, n_ranks: int) -> float:
-    """That some rank out of n is the last in so many of the events, or more, if each is equally often."""
+    """The probability that some rank out of n is last in this many of the events or more, if all are equally likely."""
     if n_ranks < 2:
         return 1.0
     share = 1.0 / n_ranks
@@ -28,7 +28,7 @@ def _log_choose(n: int, k: int) -> float:
 
 
 def without_core(trace: Trace, rank: int) -> float | None:
-    """How many of its threads wanted to run and found no free core, on average; None where nothing tells."""
+    """How many of its threads wanted to run but had no free core, on average; None if not recorded."""
     return derived(trace, _without_core).get(rank)
 
 

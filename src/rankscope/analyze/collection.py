@@ -1,4 +1,4 @@
-"""D909: what was asked of the collector and is not there. D910: other runs in the same folder."""
+"""D909: what the collector was asked for but did not deliver. D910: other runs in the same folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PROFILES = ("execution_trace", "kineto")  # both are made by the part that the 
 _ALWAYS_WRITTEN = (*_PROFILES, "metrics")
 # What leaves files. Other parts of the collector only help: without them less is known, but nothing is missing.
 _KINDS = frozenset((*_ALWAYS_WRITTEN, "recorder", "stacks", "desync", "nsys", "compile_log", "torch_logs"))
-_RANK = "rank"  # what a problem is called that is the whole process's
-_SILENT = "nothing was written, and nothing tells why"
-_NOT_ENDED = "nothing was written: the process was ended before it could"
-_NOT_YET = "not written yet, it comes when the process ends"
+_RANK = "rank"  # the name of a problem that affects the whole process
+_SILENT = "nothing was written, and no reason was recorded"
+_NOT_ENDED = "nothing was written: the process was killed first"
+_NOT_YET = "not written yet: it is written when the process ends"
 _MAX_FINDINGS = 8
 
 Problem = tuple[str, str, str]  # what, problem, hint
@@ -27,18 +27,17 @@ Problem = tuple[str, str, str]  # what, problem, hint
 
 @rule("D909", "collection-incomplete", needs=("manifests",))
 def collection_incomplete(trace: Trace) -> Iterator[Finding | Effect]:
-    """Something that was asked of the collector is not there, or not whole.
+    """Something the collector was asked for is missing or incomplete.
 
-    What it means: the manifest of the run says that a part failed on these ranks, or the part was asked for and has
-    left no file. All other parts were collected as usual.
+    What it means: the run's manifest says that one kind of collection failed on these ranks, or it was requested but
+    left no file. Everything else was collected as usual.
 
-    Why it happens: a program that is not installed (nsys), a disk that was full, a profiler that the job's own code
-    was running already, a job that ended before the steps to be recorded, a process that was killed.
+    Why it happens: a program that is not installed (nsys), a full disk, a profiler that the job's code was already
+    running, a job that ended before the steps to record, a killed process.
 
-    What to do: follow the hint, and record again if that part matters.
+    What to do: follow the hint, and record again if you need the missing data.
 
-    What could fool it: a process that is killed tells nothing any more: what it lacks is told only as far as its last
-    manifest went.
+    What could fool it: a killed process writes nothing more, so what it lacks is known only up to its last manifest.
     """
     too_short = _without_recordable_steps(trace)
     by_problem: dict[Problem, set[int]] = defaultdict(set)
@@ -61,22 +60,22 @@ def collection_incomplete(trace: Trace) -> Iterator[Finding | Effect]:
             title=f"{whose}{' is missing' if is_absent else ''}: {text}",
             ranks=tuple(sorted(ranks)),
             evidence=Evidence(
-                notes=(f"and {rest} more problems: see the table collection_problems",) if rest > 0 else (),
+                notes=(f"{count_noun(rest, 'more problem')}: see the table collection_problems",) if rest > 0 else (),
                 facts={"what": what, "problem": text},
             ),
-            help=hint or "record again if that part matters; the other parts are there",
+            help=hint or "record again if you need this data; everything else was collected",
         )
 
 
 def _without_recordable_steps(trace: Trace) -> set[int]:
-    """Ranks whose job was over before the first step that was to be profiled: nothing failed there."""
-    found = set()
+    """Ranks whose job ended before the first step to profile: nothing failed there."""
+    too_short = set()
     for row in trace.table("manifests").rows():
         asked = asked_for(row)
         n_before = sum(n for name in ("wait", "warmup") if isinstance(n := asked.get(name), int))
         if 0 <= row["n_steps"] <= n_before:
-            found.add(row["rank"])
-    return found
+            too_short.add(row["rank"])
+    return too_short
 
 
 def _is_absent(what: str, written: set[str]) -> bool:
@@ -94,15 +93,15 @@ def _written(trace: Trace) -> defaultdict[int, set[str]]:
 
 
 def _unexplained(trace: Trace) -> Iterator[tuple[Problem, int]]:
-    """Parts that were asked for, are not there, and about which the manifest says nothing."""
+    """Data that was requested and is missing, with no reason in the manifest."""
     written, problems = _written(trace), trace.table("collection_problems")
-    told = set(zip(problems.array("rank").tolist(), problems.text("what").tolist(), strict=True))
+    reported = set(zip(problems.array("rank").tolist(), problems.text("what").tolist(), strict=True))
     for row in trace.table("manifests").rows():
         asked = asked_for(row)
         for what in _ALWAYS_WRITTEN if row["n_steps"] > 0 else ():
             names = {what, _RANK, "profiling"} if what in _PROFILES else {what, _RANK}
-            is_told = any((row["rank"], name) in told for name in names)
-            if asked.get(what) and what not in written[row["rank"]] and not is_told:
+            is_reported = any((row["rank"], name) in reported for name in names)
+            if asked.get(what) and what not in written[row["rank"]] and not is_reported:
                 has_ended, is_job_over = row["ended_ns"] != MISSING, row["exit_code"] != MISSING
                 why = _SILENT if has_ended else _NOT_ENDED if is_job_over else _NOT_YET
                 yield (what, why, ""), row["rank"]
@@ -110,18 +109,19 @@ def _unexplained(trace: Trace) -> Iterator[tuple[Problem, int]]:
 
 @rule("D910", "other-runs", needs=("files",))
 def other_runs(trace: Trace) -> Iterator[Finding | Effect]:
-    """The folder also holds other runs or jobs, which were not judged.
+    """The folder also holds other runs or jobs, which were not diagnosed.
 
-    What it means: the job was recorded into this folder more than once, its launcher restarted it, or dumps of
-    different jobs lie in one tree. Only one of them was judged: the newest that has at least half of its ranks.
+    What it means: the job was recorded into this folder more than once, its launcher restarted it, or dumps of several
+    jobs are in one tree. Only one run was diagnosed: the newest that has at least half of its ranks. Jobs that ran side
+    by side, such as a trainer and its rollout workers, are all diagnosed and do not appear here.
 
-    Why it happens: `rankscope record` with the same folder again, torchrun with --max-restarts, dumps of several jobs
+    Why it happens: `rankscope record` into the same folder again, torchrun with --max-restarts, dumps of several jobs
     or attempts copied into one folder.
 
-    What to do: give the folder of the run that you mean, or choose it with --capture.
+    What to do: pass the folder of the run you mean, or choose it with --capture.
 
-    What could fool it: a folder run_2 or attempt_1 that holds something else, below one that the collector wrote into;
-    two jobs with the same number of ranks whose files lie in one folder and claim different ranks.
+    What could fool it: a folder named run_2 or attempt_1 that holds something else, inside one the collector wrote to;
+    two jobs with the same number of ranks whose files share a folder and claim different ranks.
     """
     files = trace.table("files")
     rows = [row for row in files.rows() if row["status"] == "other-run"]
@@ -132,26 +132,26 @@ def other_runs(trace: Trace) -> Iterator[Finding | Effect]:
             rule="other-runs",
             severity="info",
             certainty="certain",
-            title=f"{count_noun(len(rows), 'other run')} of the job in the same folder: not read here",
+            title=f"{count_noun(len(rows), 'other run')} of this job in the same folder, not read",
             evidence=Evidence(notes=tuple(row["path"] for row in rows[:_MAX_FINDINGS])),
-            help=f"to judge the latest: {rows[-1]['hint']}",
+            help=f"to diagnose the latest: {rows[-1]['hint']}",
         )
 
 
 def _other_captures(rows: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Each row's problem tells of the whole capture that the file is of."""
-    told = dict.fromkeys((row["problem"], row["hint"]) for row in rows)
-    if told:
+    """Each row's problem describes the whole capture that the file belongs to."""
+    problems = dict.fromkeys((row["problem"], row["hint"]) for row in rows)
+    if problems:
         yield Finding(
             code="D910",
             rule="other-runs",
-            # What lived at the same time may be the one that hangs; what is older is history.
-            severity="warning" if any("at the same time" in problem for problem, _ in told) else "info",
+            # A job that ran at the same time may be the one that hangs; an older one is history.
+            severity="warning" if any("at the same time" in problem for problem, _ in problems) else "info",
             certainty="likely",
-            title=f"the dumps here are from {len(told) + 1} jobs or attempts: one was judged",
+            title=f"the dumps here are from {len(problems) + 1} jobs or attempts: only one was diagnosed",
             evidence=Evidence(
-                notes=tuple(f"{problem.removeprefix('is of ')} ({hint})" for problem, hint in told)[:_MAX_FINDINGS],
+                notes=tuple(f"{problem.removeprefix('is of ')} ({hint})" for problem, hint in problems)[:_MAX_FINDINGS],
                 facts={"not_judged": [row["path"] for row in rows]},
             ),
-            help=f"judge the other one, too: {next(iter(told))[1]}, or choose by --prefix",
+            help=f"diagnose the other one too: {next(iter(problems))[1]}, or choose one with --prefix",
         )

@@ -39,7 +39,7 @@ class Segments(NamedTuple):
     kinds: Array
 
     def where(self, chosen: Array) -> Intervals:
-        """The time of the chosen segments, neighbours joined."""
+        """The time of the chosen segments, neighbors joined."""
         return _joined(Intervals(self.group[chosen], self.start[chosen], self.end[chosen]))
 
     def having(self, kind: int) -> Intervals:
@@ -195,7 +195,7 @@ def _order(groups: Array, times: Array) -> Array:
 
 
 def _without_seams(segments: Segments) -> Segments:
-    """Joins neighbours that differ in nothing: one interval ended where another of its kind began."""
+    """Joins equal neighbors: one interval ended where another of its kind began."""
     group, start, end, kinds = segments
     is_seam = (end[:-1] == start[1:]) & (group[:-1] == group[1:]) & (kinds[:-1] == kinds[1:])
     firsts, lasts = _run_bounds(is_seam, len(start))

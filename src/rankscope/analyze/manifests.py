@@ -1,6 +1,6 @@
-"""What the collector tells about the job: what it was asked for, and whether the job ended well.
+"""What the collector reports about the job: what it was asked for, and whether the job ended well.
 
-A job that came to its end by itself was not hanging, whatever a counter says that was read a moment too early.
+A job that ended by itself was not hanging, whatever a counter says that was read a moment too early.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from rankscope.analyze.derived import derived
 from rankscope.model.tables import MISSING, Trace
 
 _BY_ITSELF = "exit"
-_RANK = "rank"  # what the problem of a process is called that was killed or crashed
+_RANK = "rank"  # the name of the problem of a process that was killed or crashed
 
 
 def asked_for(row: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the collector, of a row of manifests."""
+    """The collector's settings, from a row of manifests."""
     asked = msgspec.json.decode(row["asked"]) if row["asked"] else {}
     return asked if isinstance(asked, dict) else {}
 
 
 def ended_well(trace: Trace) -> bool:
-    """True when it is known: no process failed, and every rank that is here came to its end by itself."""
+    """True when it is known: no process failed, and every rank in the capture ended by itself."""
     return derived(trace, _ended_well)
 
 
 def came_to_an_end(trace: Trace) -> bool:
-    """True when all ranks of the job left by themselves, well or not: none of them waited in a call for ever."""
+    """True when all ranks of the job left by themselves, well or not: none of them waits in a call forever."""
     return derived(trace, _came_to_an_end)
 
 
 def _ended_well(trace: Trace) -> bool:
     manifests = trace.table("manifests")
-    if set(manifests.array("exit_code").tolist()) != {0} or not _tells_of_all(trace):
+    if set(manifests.array("exit_code").tolist()) != {0} or not _covers_all_ranks(trace):
         return False
-    # A shell may hide that its job failed (`job || true`), so the ranks must say it as well. Those that an older
-    # collector recorded say at least when they were killed.
+    # A shell can hide that its job failed (`job || true`), so the ranks must say so too. Those recorded by an older
+    # collector at least report when they were killed.
     endings = set(manifests.text("ending").tolist())
     return endings == {_BY_ITSELF} or (endings == {""} and not _were_killed(trace))
 
@@ -46,11 +46,11 @@ def _came_to_an_end(trace: Trace) -> bool:
     manifests = trace.table("manifests")
     n_ranks = int(manifests.array("world_size").max(initial=0))
     has_failed = bool(set(manifests.array("exit_code").tolist()) - {0, MISSING})
-    is_whole = _tells_of_all(trace) and len(manifests) >= n_ranks
+    is_whole = _covers_all_ranks(trace) and len(manifests) >= n_ranks
     return is_whole and not has_failed and set(manifests.text("ending").tolist()) == {_BY_ITSELF}
 
 
-def _tells_of_all(trace: Trace) -> bool:
+def _covers_all_ranks(trace: Trace) -> bool:
     known = set(trace.table("manifests").array("rank").tolist())
     return bool(known) and set(trace.table("ranks").array("rank").tolist()) <= known
 

@@ -1,4 +1,4 @@
-"""Which profiles of a capture are measured, where some ranks have one beside the observer and one without it."""
+"""Which profiles count as measurements when some ranks have one recorded with the observer and one without."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _OBSERVED = """
 def measured(trace: Trace) -> Trace:
     """The capture as metrics and rules about time see it: without profiles of steps that the observer slowed down.
 
-    Those are left out where all their ranks have clean profiles as well. Where only some have, the clean ones are left
-    out instead: a rank beside the observer looks slow next to one without it.
+    Those are left out where all their ranks also have clean profiles. Where only some have, the clean ones are left out
+    instead: a rank recorded with the observer looks slow next to one without it.
     """
     return derived(trace, _measured)
 
@@ -40,8 +40,8 @@ def _measured(trace: Trace) -> Trace:
         if spec.name in kept:
             table = kept[spec.name]
             kept[spec.name] = table.take(np.flatnonzero(~np.isin(table.array("file_id"), list(unused))))
-    parts = {name: [part for part in found if part.file_id not in unused] for name, found in trace.parts.items()}
-    return Trace(trace.paths, kept, {name: found for name, found in parts.items() if found}, trace.makers)
+    parts = {name: [part for part in stored if part.file_id not in unused] for name, stored in trace.parts.items()}
+    return Trace(trace.paths, kept, {name: stored for name, stored in parts.items() if stored}, trace.makers)
 
 
 def _left_out(trace: Trace) -> set[int]:

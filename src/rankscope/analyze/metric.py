@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from rankscope.errors import UsageError
+from rankscope.errors import UsageError, did_you_mean
 from rankscope.model.tables import Table, Trace
 
 Parameter = int | float | str
@@ -14,7 +14,7 @@ Parameter = int | float | str
 
 @dataclass(frozen=True)
 class Selection:
-    """Which part of the capture a metric looks at, and its own settings."""
+    """Which part of the capture a metric looks at, and its settings."""
 
     ranks: Collection[int] | None = None
     steps: Collection[int] | None = None
@@ -48,6 +48,7 @@ class Metric:
     settings: Mapping[str, Parameter]  # with their defaults, in the order in which they are shown
     doc: str
     function: MetricFunction
+    has_rows: Callable[[Trace], bool] | None = None  # where rows in the tables that it needs are not enough
 
     @property
     def summary(self) -> str:
@@ -68,24 +69,28 @@ METRICS: dict[str, Metric] = {}
 
 
 def metric(
-    name: str, table: str, *, needs: tuple[str, ...], settings: Mapping[str, Parameter] | None = None
+    name: str,
+    table: str,
+    *,
+    needs: tuple[str, ...],
+    settings: Mapping[str, Parameter] | None = None,
+    has_rows: Callable[[Trace], bool] | None = None,
 ) -> Callable[[MetricFunction], MetricFunction]:
     """Registers a function whose docstring is the metric's manual: its first line says what a row is."""
 
     def register(function: MetricFunction) -> MetricFunction:
         if name in METRICS:
             raise ValueError(f"metric {name} is defined twice")
-        METRICS[name] = Metric(name, table, needs, dict(settings or {}), inspect.getdoc(function) or "", function)
+        text = inspect.getdoc(function) or ""
+        METRICS[name] = Metric(name, table, needs, dict(settings or {}), text, function, has_rows)
         return function
 
     return register
 
 
 def find_metric(wanted: str) -> Metric:
-    import difflib
-
     if wanted in METRICS:
         return METRICS[wanted]
-    close = difflib.get_close_matches(wanted, METRICS, n=1)
-    hint = f"did you mean {close[0]}?" if close else "rankscope metrics lists all"
-    raise UsageError(f"there is no metric {wanted}", hint)
+    raise UsageError(
+        f"no metric is called {wanted!r}", did_you_mean(wanted, METRICS) or "rankscope metrics lists them all"
+    )

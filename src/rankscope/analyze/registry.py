@@ -1,4 +1,4 @@
-"""Rules: one function each, registered by code and name, its docstring being its manual page."""
+"""Rules: one function each, registered by code and name; its docstring is its manual page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Effect(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """Said by a rule that finds, on a closer look, that the capture has nothing that it could check."""
+    """Yielded by a rule that finds, on a closer look, nothing in the capture that it could check."""
 
     why: str
 
@@ -58,8 +58,6 @@ def find_rule(wanted: str) -> Rule:
     by_word = {word.lower(): rule for rule in RULES.values() for word in (rule.code, rule.name)}
     if wanted.lower() in by_word:
         return by_word[wanted.lower()]
-    close = difflib.get_close_matches(wanted.lower(), by_word, n=1)
-    hint = (
-        f"did you mean {by_word[close[0]].code} ({by_word[close[0]].name})?" if close else "rankscope explain lists all"
-    )
-    raise UsageError(f"there is no rule {wanted}", hint)
+    close = [by_word[word] for word in difflib.get_close_matches(wanted.lower(), by_word, n=1)]
+    hint = f"did you mean {close[0].code} ({close[0].name})?" if close else "`rankscope explain` lists all rules"
+    raise UsageError(f"no rule is called {wanted}", hint)

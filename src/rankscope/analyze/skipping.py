@@ -1,4 +1,4 @@
-"""Why a check could not be made: what gives the table that it misses, or that there was nothing to collect."""
+"""Why a check could not run: what to collect for the table it needs, or that there was nothing to collect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rankscope.model.tables import SCHEMA, Trace
 
 _COMPILE_TABLES = {table.name for table in COMPILE_TABLES}
 _NO_DUMPS = "no Flight Recorder dumps in this capture"
-_NO_LOGS = "no logs of torch.compile in this capture: record with TORCH_TRACE=FOLDER"
+_NO_LOGS = "no torch.compile logs in this capture: record with TORCH_TRACE=FOLDER"
 _NO_EXECUTION = "no execution traces in this capture"
 _NO_DEVICE = "no device events: profile with ProfilerActivity.CUDA"
 _WHY_ABSENT = {
@@ -19,36 +19,36 @@ _WHY_ABSENT = {
     "memory": "no allocations: profile with profile_memory=True",
     "comms": "no collectives in the traces",
     "steps": "no steps: call profiler.step() after each one",
-    "python_calls": "no Python functions: profile with with_stack=True, and read with --stacks",
-    "compile_collectives": "no collective schedules in the logs: none was compiled, or torch is older than 2.8",
-    "compile_estimates": "no estimates in the logs: run with LOG_TLPARSE=1",
-    "graph_executions": "no order of execution in the logs: run under "
+    "python_calls": "no Python calls: profile with with_stack=True, and read with --stacks",
+    "compile_collectives": "no collective schedules in the logs: none were compiled, or torch is older than 2.8",
+    "compile_estimates": "no runtime estimates in the logs: run with LOG_TLPARSE=1",
+    "graph_executions": "no execution order in the logs: run under "
     "torch._inductor.debug.record_and_log_graph_execution_order()",
-    "compile_ledger": "no times of compilations in the logs: record with TORCH_TRACE=FOLDER",
-    "compilations": "the text tells no compilation: run with TORCH_TRACE=FOLDER",
-    "recompiles": "the text tells no recompilation: run with TORCH_LOGS=recompiles, or TORCH_TRACE=FOLDER",
-    "graph_breaks": "the text tells no graph break: run with TORCH_LOGS=graph_breaks, or TORCH_TRACE=FOLDER",
-    "cache_events": "text has no look-ups in caches: run with TORCH_TRACE=FOLDER",
-    "guards": "the text tells no symbolic shape: run with TORCH_LOGS=dynamic, or TORCH_TRACE=FOLDER",
-    "compile_errors": "the text tells no error of the compiler",
-    "log_lines": "no text of TORCH_LOGS in this capture",
-    "thread_stacks": "no stacks of threads in this capture: record with `rankscope record`, or with py-spy dump",
+    "compile_ledger": "no compile times in the logs: record with TORCH_TRACE=FOLDER",
+    "compilations": "no compilations in this log: run with TORCH_TRACE=FOLDER",
+    "recompiles": "no recompilations in this log: run with TORCH_LOGS=recompiles, or TORCH_TRACE=FOLDER",
+    "graph_breaks": "no graph breaks in this log: run with TORCH_LOGS=graph_breaks, or TORCH_TRACE=FOLDER",
+    "cache_events": "no cache lookups in this log: run with TORCH_TRACE=FOLDER",
+    "guards": "no symbolic shapes in this log: run with TORCH_LOGS=dynamic, or TORCH_TRACE=FOLDER",
+    "compile_errors": "no compiler errors in this log",
+    "log_lines": "no TORCH_LOGS output in this capture",
+    "thread_stacks": "no thread stacks in this capture: record with `rankscope record`, or with py-spy dump",
     "metrics": "no metrics in this capture: record with `rankscope record`",
     "manifests": "no manifest in this capture: it was not made by `rankscope record`",
 }
-# What the collector was asked for, by its setting -> what it means that nothing of it is there and nothing failed.
+# Setting of the collector -> what it means when it was on, left nothing, and nothing failed.
 _NOTHING_CAME = {
     "compile_log": "nothing was compiled",
-    "recorder": "the Flight Recorder was on, and the job made no call that it keeps",
-    "stacks": "no stacks of threads: they are written when a job hangs, fails or is asked for them",
+    "recorder": "the Flight Recorder was on, but the job made no call that it records",
+    "stacks": "no thread stacks: they are written when a job hangs or fails, or on request",
 }
 _SETTING_OF = {_NO_DUMPS: "recorder", _NO_LOGS: "compile_log", _WHY_ABSENT["thread_stacks"]: "stacks"}
 # The same advice for those who record with the collector.
 _TO_RECORD = {
     "kernels": "no device events: the job used no device, or one that torch's profiler does not see",
     "runtime_calls": "no device events: the job used no device, or one that torch's profiler does not see",
-    "memory": "no allocations: rankscope record --memory",
-    "python_calls": "no Python functions: rankscope record --with-stack, and read with --stacks",
+    "memory": "no allocations: record with `rankscope record --memory`",
+    "python_calls": "no Python calls: record with `rankscope record --with-stack`, and read with --stacks",
     "steps": "no training step was profiled",
 }
 
@@ -75,8 +75,8 @@ def _why_absent(trace: Trace, table: str) -> str:
 
 
 def _was_collected(trace: Trace, setting: str) -> bool:
-    """Every rank was asked for it, and none had a problem with it or has a file of it, which got lost then."""
-    told = (trace.table(name).text("what") for name in ("collection_problems", "collected_files"))
-    if any(what.equals(setting).any() for what in told):
+    """Every rank was asked for it, none had a problem with it, and none lists a file of it (which would be lost)."""
+    reported = (trace.table(name).text("what") for name in ("collection_problems", "collected_files"))
+    if any(what.equals(setting).any() for what in reported):
         return False
     return all(asked_for(row).get(setting) is True for row in trace.table("manifests").rows())

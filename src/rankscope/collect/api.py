@@ -31,7 +31,7 @@ _OF_RECORDER = ("TORCH_FR_", "TORCH_NCCL_")
 def collect(folder: str | os.PathLike[str] = "traces", **settings: Any) -> Collection:
     """Collects from this process until the block that it begins is left, or stop() is called.
 
-    `settings` are the fields of Settings: active=3, desync=True, ... Where something is collected already, by the
+    `settings` are the fields of Settings: active=3, desync=True, ... If a collector is already running, started by the
     launcher or by an earlier call, this joins it. Without torch it does nothing.
     """
     wanted = _wanted(folder, settings)
@@ -53,7 +53,7 @@ def collect(folder: str | os.PathLike[str] = "traces", **settings: Any) -> Colle
 def step(samples: float | None = None) -> None:
     """A training step has ended; `samples`: how many were trained on, for the throughput.
 
-    From the first call on steps are no longer found by themselves.
+    From the first call on, steps are no longer detected automatically.
     """
     run = runs.current() or _asked_for_by_launcher()
     if run is not None and not steps.take_over():
@@ -61,7 +61,7 @@ def step(samples: float | None = None) -> None:
 
 
 def metric(name: str, value: Any, step: int | None = None) -> None:
-    """A number of the job's own, e.g. its loss; `step`: which one it belongs to, if not the current one."""
+    """Records one of the job's own numbers, such as its loss; `step`: its step, if not the current one."""
     run = runs.current() or _asked_for_by_launcher()
     if run is None:
         return
@@ -74,10 +74,10 @@ def metric(name: str, value: Any, step: int | None = None) -> None:
 
 
 def dump(seconds: float = 30.0) -> list[Path]:
-    """Writes what the recorders and the stacks show now, and goes on. Every file in the list is whole.
+    """Writes the current state of the recorders and stacks, and continues. Every file in the list is complete.
 
-    The collector's own thread writes; the caller waits at most `seconds` for it. Empty where nothing is collected, or
-    where it takes longer: then the files come later.
+    The collector's own thread writes; the caller waits at most `seconds` for it. Empty when nothing is collected, or
+    when it takes longer: then the files come later.
     """
     run = runs.current() or _asked_for_by_launcher()
     if run is None or run.has_ended:
@@ -91,7 +91,7 @@ def dump(seconds: float = 30.0) -> list[Path]:
 
 
 class Collection:
-    """What is being collected. It ends with the block or with stop(), whichever comes first."""
+    """A running collection. It ends with the block or with stop(), whichever comes first."""
 
     def __init__(self, run: Run | None, undo: list[Callable[[], object]]) -> None:
         self._run = run
@@ -100,7 +100,7 @@ class Collection:
 
     @property
     def folder(self) -> Path | None:
-        """Where the files are; None where nothing is collected."""
+        """The output folder; None when nothing is collected."""
         return self._run.folder if self._run is not None else None
 
     def step(self, samples: float | None = None) -> None:
@@ -164,7 +164,7 @@ def _begin(wanted: Settings, undo: list[Callable[[], object]]) -> Run:
 
 
 def _write_about(run: Run, about: dict[str, Any]) -> None:
-    """Only who is alone knows when the run ends."""
+    """Only a single process knows when the run ends."""
     from rankscope.collect import manifest
 
     if run.world_size == 1:
@@ -187,7 +187,7 @@ def _wanted(folder: str | os.PathLike[str], settings: dict[str, Any]) -> Setting
             from difflib import get_close_matches
 
             nearest = get_close_matches(name, known, 1)
-            meant = f": did you mean {nearest[0]}?" if nearest else f"; there are {', '.join(known)}"
+            meant = f": did you mean {nearest[0]}?" if nearest else f"; known settings: {', '.join(known)}"
             raise TypeError(f"collect() has no setting {name!r}{meant}")
     wanted = Settings(folder=os.fspath(folder), **settings)
     wrong = wanted.wrong_schedule()

@@ -59,7 +59,7 @@ class Clock(Part):
                 self._found(*found)
         except Exception as error:
             if self.run.clock_offset_ns is None and not self._ended.is_set():
-                self.run.problem(self.NAME, f"the store gave no time of rank 0: {error}")
+                self.run.problem(self.NAME, f"could not read rank 0's clock through the store: {error}")
 
     def _found(self, offset_ns: int, error_ns: int) -> None:
         self.run.clock_offset_ns, self.run.clock_error_ns = offset_ns, error_ns
@@ -77,7 +77,7 @@ def machine() -> str:
 def answer(
     store: Any, name: str, n_others: int, ended: threading.Event, now_ns: Callable[[], int] = time.time_ns
 ) -> None:
-    """Tells the time to whoever asks, one question after the other, until nobody is left who may ask."""
+    """Answers requests for the time, one after the other, until no process is left that may ask."""
     store.set(f"{_PREFIX}/machine", name)
     number, eager_until = 1, 0.0
     last = time.monotonic() + _ANSWERING_SECONDS

@@ -1,4 +1,4 @@
-"""How files come into the folder: whole or not at all, never over those of an earlier run, within a size limit."""
+"""How files get into the folder: complete or not at all, never over those of an earlier run, within a size limit."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Publisher:
             earlier = self._sizes.get(name, 0)
             if self.n_bytes - earlier + n_bytes > self.max_bytes:
                 limit = f"the limit of {self.max_bytes:,} bytes per rank"
-                raise OSError(f"{name} would need {n_bytes:,} bytes and exceed {limit}")
+                raise OSError(f"{name} needs {n_bytes:,} bytes, which exceeds {limit}")
             _rename(whole, self.folder / name, may_replace=replace and self.wrote(name))
             self.n_bytes += n_bytes - earlier
             self._sizes[name] = n_bytes
@@ -83,5 +83,5 @@ def _rename(partial: Path, final: Path, *, may_replace: bool) -> None:
         raise
     except OSError:  # a file system without hard links
         if final.exists():
-            raise FileExistsError(f"{final} exists already") from None
+            raise FileExistsError(f"{final} already exists") from None
         os.rename(partial, final)

@@ -1,6 +1,6 @@
-"""manifest.json: who ran what where, what was asked for and what was got.
+"""manifest.json: what ran where, what was requested and what was recorded.
 
-Each rank writes its own part into manifest.d; whoever ends makes the whole of all parts that are there. So no two
+Each rank writes its own part into manifest.d; a process that ends merges all parts that exist. So no two
 processes ever wait for each other.
 """
 

@@ -118,14 +118,14 @@ class Metrics(Part):
             self._add_all(told, number)
 
     def tell(self, name: str, value: Any, step: int) -> None:
-        """A number of the job's own, in the job's thread."""
+        """One of the job's own numbers, in the job's thread."""
         number = _number(value)
         if number is None:
             kind = f"a tensor on {value.device}" if hasattr(value, "device") else f"of type {type(value).__name__}"
             self.run.problem(
                 self.NAME,
-                f"metric {str(name)[:100]!r} was not kept: its value is {kind}",
-                "give a number, or a tensor of one element on the CPU: reading one from a device would wait for it",
+                f"metric {str(name)[:100]!r} was dropped: its value is {kind}",
+                "pass a number, or a CPU tensor with one element: reading one from a device would block",
             )
             return
         if len(self._by_job) < _MAX_NAMES:
@@ -133,7 +133,7 @@ class Metrics(Part):
         self._add(str(name), number, int(step))
 
     def leave_out(self, nanoseconds: int) -> None:
-        """Time that the collector itself took between two steps is no part of the next one."""
+        """Time that the collector itself took between two steps is not part of the next one."""
         if self._step_ended_ns is not None:
             self._step_ended_ns += nanoseconds
 
@@ -164,7 +164,7 @@ class Metrics(Part):
         if len(self._waiting) < _MAX_WAITING:
             self._waiting.append((time.time_ns(), step, name, value))
         else:
-            self.run.problem(self.NAME, f"more than {_MAX_WAITING:,} numbers came at once: some were left out")
+            self.run.problem(self.NAME, f"more than {_MAX_WAITING:,} numbers came at once: some were dropped")
 
     def _add_all(self, values: dict[str, float], step: int) -> None:
         if values and len(self._waiting) < _MAX_WAITING:
@@ -208,12 +208,12 @@ class Metrics(Part):
         try:
             n_written = self._file.write(lines)
         except OSError as error:
-            self._stop_writing(str(error.strerror or error), "free space on that disk, or collect into another folder")
+            self._stop_writing(str(error.strerror or error), "free disk space, or collect to another folder")
             return
         if n_written == len(lines):
             self._n_bytes += n_written
         else:
-            self._stop_writing("the disk took only a part of them", "free space on that disk")
+            self._stop_writing("only part of it could be written to disk", "free disk space")
 
     def _stop_writing(self, why: str, hint: str) -> None:
         self._is_full = True
@@ -257,7 +257,7 @@ def _number(value: Any) -> float | None:
 
 
 def _waited_for_a_core() -> dict[str, int]:
-    """Nanoseconds per thread of this process, since it began. Empty where the kernel does not tell."""
+    """Nanoseconds per thread of this process, since it began. Empty where the kernel does not report it."""
     waited: dict[str, int] = {}
     try:
         for thread in os.listdir(_THREADS)[:_MAX_THREADS]:

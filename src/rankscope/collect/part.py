@@ -18,7 +18,7 @@ class Part:
         """The rank is known and torch is imported."""
 
     def joined(self) -> None:
-        """torch.distributed has been initialised: there are process groups and a store. In the job's own thread."""
+        """torch.distributed has been initialized: there are process groups and a store. In the job's own thread."""
 
     def steps_change(self, n_before: int) -> None:
         """Steps are found by another sign from now on; `n_before`: how many had ended before. `step` is called next."""

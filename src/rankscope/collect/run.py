@@ -30,10 +30,10 @@ EXCEPTION, SIGNAL = "exception", "signal"  # the other ways to end that a rank c
 _LOCK_SECONDS = 30.0
 _JOIN_SECONDS = 5.0
 _HINTS = {
-    errno.ENOSPC: "free space on that disk, or collect into another folder",
-    errno.EROFS: "collect into a folder that can be written",
-    errno.EACCES: "collect into a folder that can be written",
-    errno.ENOENT: "the folder was removed while the job ran: leave it in place until the job has ended",
+    errno.ENOSPC: "free disk space, or collect to another folder",
+    errno.EROFS: "collect to a writable folder",
+    errno.EACCES: "collect to a writable folder",
+    errno.ENOENT: "the folder was removed while the job ran: keep it until the job has ended",
 }
 
 # Module, class, and the settings any of which asks for it. In the order in which they are started and dump; they
@@ -86,7 +86,7 @@ class Run:
         self._dumped: dict[str, Any] | None = None  # the last dump, as the manifest tells it
 
     def begin(self, rank: int, world_size: int, local_rank: int) -> None:
-        """The process is a rank of the job. Everything that was asked for starts; a second call changes nothing."""
+        """The process is a rank of the job. Everything that was requested starts; a second call changes nothing."""
         with self._begin_lock:
             if self.has_begun or self.has_ended:
                 return
@@ -96,7 +96,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write_manifest()
         except OSError as error:
-            self._end_silently(f"cannot write into {self.folder}: {error.strerror or error}")
+            self._end_silently(f"cannot write to {self.folder}: {error.strerror or error}")
             return
         self._parts = tuple(filter(None, map(self._make, PARTS)))
         for part in self._parts:
@@ -131,7 +131,7 @@ class Run:
             self._call(part, part.step, self.n_steps, is_fatal=True)
 
     def joined(self) -> None:
-        """torch.distributed has been initialised."""
+        """torch.distributed has been initialized."""
         if self._is_ours():
             for part in self._parts:
                 self._call(part, part.joined, is_fatal=True)
@@ -178,7 +178,7 @@ class Run:
                 self._busy.release()
 
     def mark_raised(self) -> None:
-        """An exception that nobody catches ends the process: told even where no hook of the interpreter tells it."""
+        """An uncaught exception ends the process: noted even where no hook of the interpreter reports it."""
         self._ending = EXCEPTION
 
     def has_raised(self) -> bool:
@@ -213,7 +213,7 @@ class Run:
         self._got[name] = what
 
     def problem(self, what: str, problem: str, hint: str = "") -> None:
-        """Something that was asked for is not there, or not whole: told in the manifest."""
+        """Something that was requested is missing or incomplete: noted in the manifest."""
         self._problems[what, problem[:500]] = hint
 
     def _keep(self, what: str, name: str, publish: Callable[[], str]) -> bool:
@@ -325,7 +325,7 @@ def set_current(run: Run | None) -> None:
 
 
 def _are_other_steps(before: str, sign: str) -> bool:
-    """The steps of an optimizer go on where the job begins to tell them itself. Both count from the very first one;
+    """The steps of an optimizer continue when the job starts to mark them itself. Both count from the very first one;
     any other sign has to be seen a few times first, so that what was begun before has no whole step.
     """
     return sign != before and not (before in ("", OPTIMIZER) and sign in (OPTIMIZER, BY_HAND))

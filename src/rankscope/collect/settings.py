@@ -1,4 +1,4 @@
-"""All that can be asked of the collector. It travels from the launcher to every process of the job in one variable."""
+"""All options of the collector. They go from the launcher to every process of the job in one variable."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class Settings:
     max_bytes: int = 4 * GIB  # per rank; what would exceed it is not kept
 
     def wrong_schedule(self) -> str:
-        """Why no step could be recorded as it was asked for; empty: all is well."""
+        """Why no step could be recorded with these settings; empty if one can."""
         if not (self.execution_trace or self.kineto):
             return ""
         for name in ("skip_first", "wait", "warmup", "active", "clean", "repeat"):
             if getattr(self, name) < 0:
-                return f"{name} is {getattr(self, name)}: it cannot be less than 0"
+                return f"{name} is {getattr(self, name)}: it cannot be negative"
         if self.active == 0:
             return "active is 0: no step would be recorded"
         if self.repeat == 0:
-            return "repeat is 0: torch.profiler would record cycle after cycle until the job ends, and fill the disk"
+            return "repeat is 0: torch.profiler would record cycles until the job ends, and fill the disk"
         return ""
 
     def to_text(self) -> str:
@@ -72,7 +72,7 @@ class Settings:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings | None:
-    """What the launcher asked for; None where there is no launcher or its text is not readable."""
+    """What the launcher requested; None without a launcher or with unreadable text."""
     text = environment.get(VARIABLE, "")
     try:
         return Settings.from_text(text) if text else None

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rankscope.model.tables import Trace
     from rankscope.read.debug_server import Job, Reading
 
-HELP = "diagnose a job that runs now, from torch's debug server; --watch tells slow from hung"
 TIMEOUT_S = 20.0
 WATCH_S = 10  # what the hint proposes
 _MAX_HOLES = 8
@@ -35,21 +34,24 @@ class Visit(NamedTuple):
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "urls", metavar="URL", nargs="+", help="the frontend on rank 0, http://HOST:25999, or workers: [RANK=]URL"
+        "urls",
+        metavar="URL",
+        nargs="+",
+        help="the debug server of rank 0, http://HOST:25999, or of single ranks: [RANK=]URL",
     )
     parser.add_argument(
         "--watch",
         type=output.positive_seconds,
         metavar="SECONDS",
-        help="read twice, so far apart, and say which ranks went on",
+        help="read twice, this far apart, and report which ranks made progress",
     )
     output.add_live_options(parser, TIMEOUT_S, "each rank")
 
 
 def run(args: Namespace) -> int:
-    from rankscope import pipeline
     from rankscope.analyze.hangs.progress import progress_between, tempered
     from rankscope.commands.diagnose import exit_code
+    from rankscope.commands.loading import diagnose_trace
     from rankscope.read.debug_server import find_job
 
     if args.output:
@@ -59,7 +61,7 @@ def run(args: Namespace) -> int:
     if before:
         wait_until(before.moment + args.watch)
     after = _visit(job, args, args.output)
-    report = pipeline.diagnose(after.trace)
+    report = diagnose_trace(after.trace)
     progress = None
     if before:
         progress = progress_between(before.trace, after.trace, after.moment - before.moment)
@@ -113,8 +115,8 @@ def _refuse_silence(job: Job, workers: Sequence[dict[str, Any]]) -> None:
     if not any(worker["got"] for worker in workers):
         problems = [f"{worker['url']}: {problem}" for worker in workers for problem in worker["problems"]]
         raise InputError(
-            f"none of {len(job.workers)} ranks told anything ({problems[0] if problems else 'no handler is known'})",
-            "try again with a longer --timeout, or from the host of rank 0",
+            f"none of the {len(job.workers)} ranks answered ({problems[0] if problems else 'no known handler'})",
+            "try again with a longer --timeout, or on the host of rank 0",
         )
 
 
@@ -165,10 +167,10 @@ def _hole_lines(workers: Sequence[dict[str, Any]]) -> Iterator[str]:
 
     holes = [worker for worker in workers if worker["problems"]]
     for worker in holes[:_MAX_HOLES]:
-        said = "told nothing" if not worker["got"] else f"told only {' and '.join(map(_noun, worker['got']))}"
+        said = "sent nothing" if not worker["got"] else f"sent only {' and '.join(map(_noun, worker['got']))}"
         yield f"rank {worker['rank']} ({worker['url']}) {said}: {'; '.join(worker['problems'])}"
     if len(holes) > _MAX_HOLES:
-        yield f"{count_noun(len(holes) - _MAX_HOLES, 'more rank')} did not tell all (--json lists them)"
+        yield f"{count_noun(len(holes) - _MAX_HOLES, 'more rank')} sent only part of it (--json lists them)"
 
 
 def _noun(what: str) -> str:
@@ -181,11 +183,11 @@ def progress_lines(progress: Progress) -> Iterator[str]:
     advanced = progress.in_state("advanced")
     rate = f"{progress.collectives_per_s:.3g} collectives per second"
     verdict = {
-        "moving": f"every rank went on, {rate}: the job is slow at most, not hung",
-        "partly": f"{ranks_phrase(advanced)} went on, {rate}" if advanced else "no rank went on",
-        "working": "no rank made a call, but not all of them stand still: one works while the others wait for it",
-        "hung": "no rank went on and no main thread moved: the job hangs",
-        "unknown": "too little was told to say whether the job goes on",
+        "moving": f"every rank made progress, {rate}: the job is not hung",
+        "partly": f"{ranks_phrase(advanced)} made progress, {rate}" if advanced else "no rank made progress",
+        "working": "no rank made a call, but main threads move: a rank is working while the others wait for it",
+        "hung": "no rank made progress and no main thread moved: the job hangs",
+        "unknown": "the ranks sent too little to see whether the job makes progress",
     }[progress.verdict]
     yield f"Within {progress.seconds:.3g} s {verdict}."
     if progress.verdict in ("moving", "unknown"):
@@ -193,8 +195,8 @@ def progress_lines(progress: Progress) -> Iterator[str]:
     for states, words in (
         (("active",), "made no call, but its main thread moved"),
         (("still",), "did not move"),
-        (("restarted",), "counts from the beginning: it was started again"),
-        (("unknown",), "did not tell enough"),
+        (("restarted",), "restarted"),
+        (("unknown",), "sent too little to judge"),
     ):
         yield from _state_lines(progress, states, words)
 

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
+from rankscope.commands.progress import Progress
 from rankscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from rankscope.analyze.chakra.verdict import Problem, Replay, RuleCheck, Verdict
     from rankscope.model.chakra import ChakraNode, ChakraStream
 
-HELP = "check Chakra traces as a simulator would, show them, or turn them into JSON lines or a graph"
 ACTIONS = ("validate", "show", "to-json", "to-dot")
 DEFAULT_SHOWN = 10
 # Graphviz takes minutes for more.
@@ -33,12 +33,14 @@ _ONLY_WITH = {
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help="validate, show, to-json or to-dot")
     parser.add_argument(
-        "paths", metavar="PATH", nargs="+", help=".et files, a folder of them, or the prefix of <prefix>.<rank>.et"
+        "paths", metavar="PATH", nargs="+", help=".et files, a folder, or PREFIX for all PREFIX.<rank>.et"
     )
-    parser.add_argument("--node", type=_whole_number, metavar="ID", help="show one node in full")
-    parser.add_argument("--limit", type=_whole_number, metavar="N", help="only the first N nodes (0: all)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE; to-dot writes GraphML for .graphml")
-    parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
+    parser.add_argument("--node", type=_whole_number, metavar="ID", help="show this node in full")
+    parser.add_argument("--limit", type=_whole_number, metavar="N", help="only the first N nodes; 0 means all")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write to FILE; to-dot writes GraphML if it ends in .graphml"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     output.add_output_options(parser)
 
 
@@ -55,14 +57,16 @@ def run(args: Namespace) -> int:
 
     for option, actions in _ONLY_WITH.items():
         if getattr(args, option) not in (None, False) and args.action not in actions:
-            raise UsageError(f"--{option} does not go with {args.action}", f"it is for {' and '.join(actions)}")
+            raise UsageError(
+                f"{args.action} has no option --{option}", f"--{option} belongs to {' and '.join(actions)}"
+            )
     paths = find_chakra_files(args.paths)
     if args.action == "validate":
         return _validate(paths, args)
     if args.action == "show":
         return _show(paths, args)
     if len(paths) > 1:
-        raise UsageError(f"{args.action} takes one file, not {len(paths)}", f"for instance {paths[0]}")
+        raise UsageError(f"{args.action} takes one file, not {len(paths)}", f"for example {paths[0]}")
     return _convert(paths[0], args)
 
 
@@ -141,7 +145,7 @@ def _say_extent(n_nodes: int, is_cut: bool, args: Namespace) -> None:
     from rankscope.model.finding import count_noun
 
     if is_cut:
-        sys.stderr.write(f"Cut after {count_noun(n_nodes, 'node')}: the file has more, --limit 0 gives all\n")
+        sys.stderr.write(f"Stopped after {count_noun(n_nodes, 'node')}: the file has more, --limit 0 writes all\n")
     elif args.action == "to-dot" and n_nodes > MANY_DRAWN:
         sys.stderr.write(f"{n_nodes:,} nodes are more than most programs can lay out: see --limit\n")
     if args.output:
@@ -155,7 +159,7 @@ def _validate(paths: list[str], args: Namespace) -> int:
     from rankscope.analyze.chakra.validate import validate
     from rankscope.read.chakra_file import read_chakra
 
-    with output.ReadProgress() as progress:
+    with Progress() as progress:
         files = []
         for done, path in enumerate(paths):
             progress(done, len(paths), f"reading {path}")
@@ -203,7 +207,7 @@ def _rule_lines(rule: RuleCheck, problems: list[Problem]) -> Iterator[str]:
     if rule.n_broken > len(problems):
         yield f"  ... {rule.n_broken - len(problems):,} more"
     for text in dict.fromkeys(problem.help for problem in problems if problem.help):
-        yield f"   = help: {text}"
+        yield f"   = fix: {text}"
 
 
 def _replay_lines(replay: Replay | None) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.commands import output
 from rankscope.commands.diagnose import add_fail_on, fails
-from rankscope.commands.loading import PATH_HELP, add_reading_options
+from rankscope.commands.loading import PATH_HELP, add_reading_options, diagnose_trace
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -16,17 +16,16 @@ if TYPE_CHECKING:
     from rankscope.analyze.compare.captures import Side
     from rankscope.model.changes import Changes
 
-HELP = "compare two captures: what is new, what is gone, what is slower, beyond noise"
 FORMATS = ("txt", "json", "html")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("old", metavar="A", help=f"before, or the good run: {PATH_HELP}")
-    parser.add_argument("new", metavar="B", help="after, or the bad run")
+    parser.add_argument("old", metavar="A", help=f"the old or good run: {PATH_HELP}")
+    parser.add_argument("new", metavar="B", help="the new or bad run")
     output.add_output_options(parser)
     output.add_file_options(parser, FORMATS)
-    parser.add_argument("--all", action="store_true", help="list everything, also what is the same within noise")
-    severe = "B has a new finding that is at least this severe; being slower counts as a warning"
+    parser.add_argument("--all", action="store_true", help="also list what did not change")
+    severe = "B has a new finding this severe or worse; slower counts as a warning"
     add_fail_on(parser, "warning", severe)
     add_reading_options(parser)
 
@@ -41,10 +40,10 @@ def run(args: Namespace) -> int:
         output.check_writable(args.output, args.force)
     old, new = (_read(path, args) for path in (args.old, args.new))
     if not has_common_source(old.trace, new.trace):
-        held = [f"{side.trace.paths[0]} holds {sources_phrase(side.report.capture)}" for side in (old, new)]
+        held = [f"{side.trace.paths[0]} has {sources_phrase(side.report.capture)}" for side in (old, new)]
         raise InputError(
-            f"the two captures have nothing in common: {held[0]}, {held[1]}",
-            "compare two captures of the same kind; rankscope PATH says what is wrong with one",
+            f"the two captures cannot be compared: {held[0]}, {held[1]}",
+            "compare traces of the same kind; rankscope PATH diagnoses one capture",
         )
     changes = compare_captures(old, new)
     lines = _lines(changes, chosen, args)
@@ -80,13 +79,12 @@ def next_command(changes: Changes) -> str:
 def _read(path: str, args: Namespace) -> Side:
     from argparse import Namespace as Arguments
 
-    from rankscope import pipeline
     from rankscope.analyze.compare.captures import Side
     from rankscope.analyze.measured import measured
     from rankscope.commands.loading import load_trace
 
     trace = load_trace(Arguments(**{**vars(args), "paths": [path]}))
-    return Side(measured(trace), pipeline.diagnose(trace))
+    return Side(measured(trace), diagnose_trace(trace))
 
 
 def _lines(changes: Changes, chosen: str, args: Namespace) -> Iterable[str]:

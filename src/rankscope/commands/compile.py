@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from rankscope.commands import output
 from rankscope.commands.diagnose import add_fail_on, exit_code
-from rankscope.commands.loading import add_reading_options, load_trace
+from rankscope.commands.loading import add_reading_options, diagnose_trace, load_trace
+from rankscope.commands.progress import Progress
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -18,33 +19,32 @@ if TYPE_CHECKING:
     from rankscope.model.tables import Trace
     from rankscope.render.compile_tree.outputs import RankTree, TreeOptions
 
-HELP = "say what torch.compile did and what it cost, and write all that it logged as a report"
 RECORD_HINT = "record one: TORCH_TRACE=traces python train.py"
 _MAX_LISTED = 20
-_SHARING = "The report holds the model's code and no weights: mind that before you share it."
+_SHARING = "The report contains your model's code, but no weights: keep that in mind before you share it."
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="LOG", nargs="*", help="TORCH_TRACE logs, or the folder that holds them")
+    parser.add_argument("paths", metavar="LOG", nargs="*", help="TORCH_TRACE logs, or their folder")
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
         default="tl_out",
-        help="folder, or one .html or .zip file with all in it (default: tl_out)",
+        help="a folder, or one .html or .zip file with everything in it (default: tl_out)",
     )
-    parser.add_argument("--latest", action="store_true", help="leave earlier runs out of the findings, too")
+    parser.add_argument("--latest", action="store_true", help="report findings of the newest run only")
     parser.add_argument("--all-ranks", action="store_true", help="one folder per rank, even for a single rank")
-    parser.add_argument("--export", action="store_true", help="the report of a draft export (TORCH_DTRACE)")
-    parser.add_argument("--provenance", action="store_true", help="pages that link graph nodes and generated code")
-    parser.add_argument("--plain-text", action="store_true", help="generated code as .txt instead of pages")
-    parser.add_argument("--strict", action="store_true", help="check every payload, exit with 1 if anything is damaged")
+    parser.add_argument("--export", action="store_true", help="report on a draft export (TORCH_DTRACE)")
+    parser.add_argument("--provenance", action="store_true", help="add pages that link graph nodes to generated code")
+    parser.add_argument("--plain-text", action="store_true", help="write generated code as .txt files, not as pages")
+    parser.add_argument("--strict", action="store_true", help="check every payload; exit with code 1 if any is damaged")
     parser.add_argument("--overwrite", "--force", dest="force", action="store_true", help="replace an older report")
-    parser.add_argument("--open", action="store_true", help="open the report in the browser")
+    parser.add_argument("--open", action="store_true", help="open the report in a browser")
     parser.add_argument(
         "--serve", metavar="PORT", nargs="?", const=0, type=int, help="serve the report on 127.0.0.1 until Ctrl-C"
     )
-    parser.add_argument("--compare", metavar=("OLD", "NEW"), nargs=2, help="say what changed between two runs")
+    parser.add_argument("--compare", metavar=("OLD", "NEW"), nargs=2, help="report what changed between two runs")
     add_fail_on(parser)
     output.add_output_options(parser)
     output.add_finding_options(parser)
@@ -59,15 +59,17 @@ def run(args: Namespace) -> int:
 
         return run_compare(args)
     if not args.paths:
-        raise UsageError("no log is given", "rankscope compile LOG, or the folder of TORCH_TRACE")
+        raise UsageError(
+            "rankscope compile needs LOG", "give TORCH_TRACE logs or their folder: rankscope compile torch_trace/"
+        )
     _check_destination(args)
-    from rankscope import pipeline
 
     trace = load_trace(args)
     _choose_run(trace, args)
-    report = pipeline.diagnose(trace)
+    report = diagnose_trace(trace)
     damage = list(_damage(trace)) if args.strict else []
-    trees = _write(trace, report, args)
+    with Progress() as progress:
+        trees = _write(trace, report, args, progress)
     for line in damage[:_MAX_LISTED]:
         sys.stderr.write(f"{line}\n")
     if len(damage) > _MAX_LISTED:
@@ -86,9 +88,9 @@ def _check_destination(args: Namespace) -> None:
         return
     output.check_writable(args.output, args.force)
     if args.serve is not None:
-        raise UsageError("--serve needs a folder", "open the file itself: it has everything in it")
+        raise UsageError("--serve needs a folder as output", "open the file itself: it has everything in it")
     if args.export:
-        raise UsageError("--export needs a folder", "drop .html or .zip from the name of the output")
+        raise UsageError("--export needs a folder as output", "leave .html or .zip out of its name")
 
 
 def _is_file(path: str) -> bool:
@@ -102,14 +104,14 @@ def _choose_run(trace: Trace, args: Namespace) -> None:
 
     logs = trace.table("compile_logs")
     if not len(logs):
-        raise InputError(f"no log of torch.compile in {', '.join(args.paths)}", RECORD_HINT)
+        raise InputError(f"no torch.compile log in {', '.join(args.paths)}", RECORD_HINT)
     runs = logs.array("run")
     is_earlier = runs != runs.max()
     if not is_earlier.any():
         return
     n_runs, n_logs = len(set(runs[is_earlier].tolist())), int(is_earlier.sum())
     left_out = f"{count_noun(n_logs, 'log')} of {count_noun(n_runs, 'earlier run')}"
-    sys.stderr.write(f"The report is of the newest run: {left_out} {'is' if n_logs == 1 else 'are'} left out of it\n")
+    sys.stderr.write(f"The report covers the newest run; {left_out} {'is' if n_logs == 1 else 'are'} left out\n")
     if args.latest:
         _drop_files(trace, set(logs.array("file_id")[is_earlier].tolist()))
 
@@ -130,21 +132,30 @@ def _damage(trace: Trace) -> Iterator[str]:
     shown = dict(zip(files.array("file_id").tolist(), files.text("path").tolist(), strict=True))
     records = trace.table("compile_records")
     for row in records.take(records.text("kind").equals("").nonzero()[0]).rows():
-        yield f"{shown[row['file_id']]}: record {row['record']} at byte {row['start']:,} is not laid out as torch does"
+        yield f"{shown[row['file_id']]}: record {row['record']} at byte {row['start']:,} has an unknown layout"
     for row in damaged_payloads(trace):
         what = f"{row['kind']} {row['name']}".rstrip()
-        yield f"{shown[row['file_id']]}: payload of record {row['record']} ({what}) does not fit its checksum"
+        yield f"{shown[row['file_id']]}: payload of record {row['record']} ({what}) does not match its checksum"
 
 
-def _write(trace: Trace, report: Report, args: Namespace) -> list[RankTree]:
+def _write(trace: Trace, report: Report, args: Namespace, progress: Progress) -> list[RankTree]:
     from rankscope.analyze import RULES
     from rankscope.render.compile_tree.outputs import TreeOptions, plan_ranks
 
     meanings = {rule.code: rule.doc.strip().splitlines()[0] for rule in RULES.values()}
     header = getattr(args, "header_html", "")  # of rankscope tlparse
-    options = TreeOptions(args.plain_text, args.all_ranks, args.export, args.provenance, os.getcwd(), meanings, header)
+    options = TreeOptions(
+        plain_text=args.plain_text,
+        all_ranks=args.all_ranks,
+        export=args.export,
+        provenance=args.provenance,
+        base=os.getcwd(),
+        meanings=meanings,
+        header_html=header,
+        progress=progress,
+    )
     if "trace" not in trace.table("compile_logs").text("source").tolist():
-        sys.stderr.write(f"No report is written: text of TORCH_LOGS holds no graphs or code; {RECORD_HINT}\n")
+        sys.stderr.write(f"No report: TORCH_LOGS text has no graphs or code; {RECORD_HINT}\n")
         return []
     if _is_file(args.output):
         _write_file(trace, report, args.output, options)

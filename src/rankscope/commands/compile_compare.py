@@ -26,7 +26,7 @@ def run_compare(args: Namespace) -> int:
 
     if args.paths:
         raise UsageError(
-            f"--compare takes two paths, {args.paths[0]!r} is a third", "rankscope compile --compare OLD NEW"
+            f"--compare takes two paths, and {args.paths[0]!r} is a third", "rankscope compile --compare OLD NEW"
         )
     destination = "" if args.output in (None, DEFAULT_OUTPUT) else args.output
     chosen = output.output_format(destination, FORMATS) if destination else "json" if args.json else "txt"
@@ -46,7 +46,7 @@ def run_compare(args: Namespace) -> int:
 def _load(path: str, args: Namespace) -> Trace:
     trace = load_trace(Namespace(**{**vars(args), "paths": [path]}))
     if not trace.has("compile_logs"):
-        raise InputError(f"no log of torch.compile in {path}", "record one: TORCH_TRACE=traces python train.py")
+        raise InputError(f"no torch.compile log in {path}", "record one: TORCH_TRACE=traces python train.py")
     return trace
 
 

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 from rankscope.commands import output
 
-HELP = "print a completion script for bash, zsh or fish"
 EPILOG = """\
-bash:  source <(rankscope completion bash)        in ~/.bashrc
-zsh:   source <(rankscope completion zsh)         in ~/.zshrc, after compinit
-fish:  rankscope completion fish | source         in ~/.config/fish/config.fish"""
+  bash:  source <(rankscope completion bash)        in ~/.bashrc
+  zsh:   source <(rankscope completion zsh)         in ~/.zshrc, after compinit
+  fish:  rankscope completion fish | source         in ~/.config/fish/config.fish"""
 
 
 class Flag(NamedTuple):
@@ -32,10 +31,9 @@ class Shape(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
-    parser.add_argument("shell", choices=tuple(WRITERS), help="the shell to complete in")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.epilog = f"{parser.epilog}\n\nto keep it:\n{EPILOG}"
+    parser.add_argument("shell", choices=tuple(WRITERS), help="your shell")
+    parser.add_argument("--json", action="store_true", help="print the script as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

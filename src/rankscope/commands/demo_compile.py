@@ -20,18 +20,27 @@ def simulate_compiling_job(args: Namespace) -> CompileSimulation:
 
     if args.mesh or args.step is not None or args.cut or args.lost or args.clock_skew_ms:
         raise UsageError(
-            f"--fault {args.fault} is about torch.compile: it has no --mesh, --step, --lost, --cut or --clock-skew-ms",
-            "rankscope demo --list says which faults are about which traces",
+            f"--fault {args.fault} has compile logs: it takes no --mesh, --step, --lost, --cut or --clock-skew-ms",
+            "leave them out, or choose another fault: rankscope demo --list",
         )
     n_ranks = args.ranks or DEFAULT_RANKS
     if n_ranks < 1 or (args.rank or 0) >= n_ranks:
-        raise UsageError(f"there is no rank {args.rank} among {n_ranks}", "give a smaller --rank, or more --ranks")
+        raise UsageError(f"the job has no rank {args.rank}", f"choose a rank from 0 to {n_ranks - 1}, or more --ranks")
     return simulate_compiling(n_ranks, args.fault, args.rank, args.seed)
 
 
 def names_fault(report: Report, simulation: CompileSimulation) -> bool:
     truth = simulation.truth
+    if not truth.code:
+        return not any(finding.severity != "info" for finding in report.findings)
     return any((finding.code, finding.ranks) == (truth.code, truth.ranks) for finding in report.findings)
+
+
+def verdict_words(n_faults: int, agrees: bool) -> str:
+    """The last words of a demonstration."""
+    if not agrees:
+        return "The verdict is wrong."
+    return ("The verdict agrees.", "The verdict names it.", "The verdict names them all.")[min(n_faults, 2)]
 
 
 def truth_lines(folder: str, simulation: CompileSimulation, agrees: bool) -> list[str]:
@@ -40,6 +49,6 @@ def truth_lines(folder: str, simulation: CompileSimulation, agrees: bool) -> lis
     return [
         "",
         f"Simulated: {simulation.n_ranks:,} ranks that compile their model; their logs are in {folder}.",
-        f"{simulation.truth.note} {'The verdict names it.' if agrees else 'The verdict does not name it.'}",
+        f"{simulation.truth.note} {verdict_words(bool(simulation.truth.code), agrees)}",
         f"Next: rankscope compile {shlex.quote(folder)} -o report",
     ]

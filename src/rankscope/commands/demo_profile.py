@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rankscope.commands.demo_compile import verdict_words
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 DEFAULT_RANKS = 8
 FILE_STEM = "kineto_trace_"
+HEALTHY_PROFILE = "healthy-profile"
 _RANKS_PER_HOST = 4
 # These show only where stages of a pipeline, or groups on several hosts, can be compared with each other.
 _NEEDS_PIPELINE = ("stage-imbalance", "slow-link")
@@ -24,8 +26,8 @@ def simulate_slow_job(args: Namespace) -> ProfileSimulation:
 
     if args.mesh or args.step is not None or args.cut or args.lost:
         raise UsageError(
-            f"--fault {args.fault} is about profiler traces: it takes neither --mesh, --step, --lost nor --cut",
-            "rankscope demo --list says which faults are about which traces",
+            f"--fault {args.fault} has profiler traces: it takes no --mesh, --step, --lost or --cut",
+            "leave them out, or choose another fault: rankscope demo --list",
         )
     n_ranks = args.ranks or DEFAULT_RANKS
     stages = 4 if args.fault in _NEEDS_PIPELINE and n_ranks % 4 == 0 else 1
@@ -37,7 +39,8 @@ def simulate_slow_job(args: Namespace) -> ProfileSimulation:
         seed=args.seed,
     )
     noise = ProfileNoise(clock_skew_ms=args.clock_skew_ms)
-    return simulate_profile(spec, ProfileFault(args.fault, args.rank), noise)
+    fault = None if args.fault == HEALTHY_PROFILE else ProfileFault(args.fault, args.rank)
+    return simulate_profile(spec, fault, noise)
 
 
 def write_traces(simulation: ProfileSimulation, folder: str, with_execution_traces: bool) -> None:
@@ -52,7 +55,10 @@ def write_traces(simulation: ProfileSimulation, folder: str, with_execution_trac
 
 
 def names_culprit(report: Report, simulation: ProfileSimulation) -> bool:
-    """True when the first finding names a rank that is to blame, or the stage or host of it."""
+    """True when the first finding names a rank that is to blame, or its stage or host; of a healthy job, when it has
+    nothing worse than notes."""
+    if simulation.truth.cause is None:
+        return not any(finding.severity != "info" for finding in report.findings)
     culprits = set(simulation.truth.ranks)
     return bool(report.findings) and bool(culprits.intersection(report.findings[0].ranks))
 
@@ -63,14 +69,16 @@ def truth_lines(folder: str, simulation: ProfileSimulation, agrees: bool, is_lin
     from rankscope.model.finding import format_duration, ranks_phrase
 
     truth, spec = simulation.truth, simulation.spec
-    steps = f"{format_duration(max(truth.step_ns.values()))}"
-    healthy = f"{format_duration(max(truth.healthy_step_ns.values()))}"
-    where = shlex.quote(folder)
+    longest, healthy = (format_duration(max(times.values())) for times in (truth.step_ns, truth.healthy_step_ns))
+    if truth.cause is None:
+        what = f"Nothing is wrong with this job: its longest step takes {longest}."
+    else:
+        what = f"The fault is {truth.cause} on {ranks_phrase(truth.ranks)}: the longest step takes {longest}, "
+        what += f"{healthy} without the fault."
     return [
         "",
         f"Simulated: {simulation.world_size:,} ranks (dp={spec.data_parallel}, pp={spec.stages}); "
         f"their traces are in {folder}.",
-        f"The fault is {truth.cause} on {ranks_phrase(truth.ranks)}: the longest step takes {steps}, without the fault "
-        f"{healthy}. {'The verdict names it.' if agrees else 'The verdict does not name it.'}",
-        f"Next: rankscope {'link' if is_linkable else 'metrics'} {where}",
+        f"{what} {verdict_words(truth.cause is not None, agrees)}",
+        f"Next: rankscope {'link' if is_linkable else 'metrics'} {shlex.quote(folder)}",
     ]

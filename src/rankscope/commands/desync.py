@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from rankscope.model.finding import Report
     from rankscope.read.tcp_store import Address
 
-HELP = "report which ranks of a job that hangs now are behind, from the job's own key-value store"
 TIMEOUT_S = 10.0
 _TRACK_HINT = (
     "start the job with rankscope record --desync, with rankscope.collect(desync=True), or on NCCL with "
@@ -22,12 +21,14 @@ _TRACK_HINT = (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("address", metavar="HOST:PORT", help="MASTER_ADDR:MASTER_PORT of the job; [v6]:PORT is fine")
-    parser.add_argument("--group", default="", metavar="NAME", help="only the group of this name or description")
+    parser.add_argument("address", metavar="HOST:PORT", help="MASTER_ADDR:MASTER_PORT of the job")
     parser.add_argument(
-        "--world-size", type=_count, default=0, metavar="N", help="ranks of the job, where its store does not tell"
+        "--group", default="", metavar="NAME", help="only the process group with this name or description"
     )
-    parser.add_argument("--prefix", default="", metavar="P", help="only keys of the store that begin so")
+    parser.add_argument(
+        "--world-size", type=_count, default=0, metavar="N", help="number of ranks, if the store does not have it"
+    )
+    parser.add_argument("--prefix", default="", metavar="P", help="only keys that start with P")
     output.add_live_options(parser, TIMEOUT_S, "each answer of the store")
 
 
@@ -70,11 +71,11 @@ def _nothing_tracked(address: Address, found: Found, args: Namespace) -> Excepti
     from rankscope.errors import InputError
     from rankscope.model.finding import count_noun
 
-    where = f"the store at {address} holds {count_noun(found.n_keys, 'key')}"
+    where = f"the store at {address} has {count_noun(found.n_keys, 'key')}"
     if args.group or args.prefix:
         asked = " and ".join(filter(None, (args.group and f"group {args.group}", args.prefix and f"{args.prefix}...")))
-        return InputError(f"{where}, but no state of collectives for {asked}", "leave out --group and --prefix")
-    return InputError(f"{where}, but no state of collectives: nothing tracks them in this job", _TRACK_HINT)
+        return InputError(f"{where}, but none about collectives of {asked}", "leave out --group and --prefix")
+    return InputError(f"{where}, but none about collectives: this job does not track them", _TRACK_HINT)
 
 
 def _verdict(
@@ -83,9 +84,8 @@ def _verdict(
     """What the rules of the Flight Recorder say; None where the store does not tell who is in the groups."""
     import msgspec
 
-    from rankscope import pipeline
     from rankscope.commands.dump_folder import dump_folder, told_as_output
-    from rankscope.commands.loading import load_paths
+    from rankscope.commands.loading import diagnose_trace, load_paths
     from rankscope.commands.store_dumps import write_files
 
     if not any(dump["entries"] for dump in dumps.values()):
@@ -93,7 +93,7 @@ def _verdict(
     with dump_folder(args.output) as folder:
         with told_as_output(folder):
             write_files(dumps, stacks, folder)
-        report = _without_known_holes(pipeline.diagnose(load_paths([folder])))
+        report = _without_known_holes(diagnose_trace(load_paths([folder])))
     if args.output:
         return report
     capture = msgspec.structs.replace(report.capture, paths=(str(address),))  # the folder is gone
@@ -112,7 +112,7 @@ def _not_judged(found: Found) -> list[str]:
     unknown = [tracked.group.name for tracked in found.groups if not tracked.group.ranks]
     if not unknown:
         return []
-    return [f"not judged: the store does not tell which ranks of the job are in group {', '.join(unknown)}"]
+    return [f"not judged: the store does not say which ranks are in group {', '.join(unknown)}"]
 
 
 def _print_json(found: Found, report: Report | None, address: Address) -> None:

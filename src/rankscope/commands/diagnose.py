@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
-from rankscope.commands.loading import PATH_HELP, add_reading_options, add_replica_options, load_trace, replica_shift
+from rankscope.commands.loading import (
+    PATH_HELP,
+    add_reading_options,
+    add_replica_options,
+    diagnose_trace,
+    load_trace,
+    replica_shift,
+)
 from rankscope.render import RENDERERS, Options, load_renderer
 
 if TYPE_CHECKING:
@@ -13,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankscope.model.finding import Report, Severity
-
-HELP = "say what went wrong: ranked findings with their evidence"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -34,18 +39,17 @@ def add_fail_on(
         "--fail-on",
         choices=("error", "warning", "info", "never"),
         default=default,
-        help=f"exit with 1 when {when} (default: {default})",
+        help=f"exit with code 1 if {when} (default: {default})",
     )
 
 
 def run(args: Namespace) -> int:
-    from rankscope import pipeline
 
     chosen = _format(args)
     if args.output:
         output.check_writable(args.output, args.force)
     trace = load_trace(args, replica_shift(args))
-    report = pipeline.diagnose(trace)
+    report = diagnose_trace(trace)
     show(report, chosen, args)
     return exit_code(report, args.fail_on)
 
@@ -88,7 +92,9 @@ def next_command(report: Report) -> str:
     """The command most worth running after this answer."""
     paths = _quoted(report.capture.paths)
     is_calm = not (report.count("error") or report.count("warning"))
-    if is_calm and "compile_log" in report.capture.sources:  # what compiling cost is told even where nothing is wrong
+    if (
+        is_calm and "compile_log" in report.capture.sources
+    ):  # what compiling cost is worth a look even where nothing is wrong
         return f"rankscope compile {paths}"
     if report.findings:
         return f"rankscope explain {report.findings[0].code}"
@@ -101,7 +107,7 @@ def _format(args: Namespace) -> str:
     from rankscope.errors import UsageError
 
     if (args.output or "").lower().endswith((".html", ".htm")):
-        raise UsageError("pages are written by another command", page_command(args.paths, args.output))
+        raise UsageError("diagnose does not write web pages", page_command(args.paths, args.output))
     return output.answer_format(args, RENDERERS)
 
 

@@ -37,4 +37,4 @@ def told_as_output(folder: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"cannot write into {folder}: {error.strerror}", "choose another folder with -o") from error
+        raise OutputError(f"cannot write to {folder}: {error.strerror}", "choose another folder with -o") from error

@@ -12,12 +12,11 @@ if TYPE_CHECKING:
 
     from rankscope.analyze import Rule
 
-HELP = "say what a finding means, why it happens and what to do"
 SECTIONS = ("What it means", "Why it happens", "What to do", "What could fool it")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("code", metavar="CODE", nargs="?", help="code or name of a rule; without it all are listed")
+    parser.add_argument("code", metavar="CODE", nargs="?", help="code or name of a rule; without it, lists all rules")
     output.add_output_options(parser)
 
 

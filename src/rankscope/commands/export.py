@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rankscope.commands import output
 from rankscope.commands.linking import add_durations_options
 from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
+from rankscope.commands.progress import Progress
 from rankscope.errors import OutputError, UsageError
 from rankscope.render.database_files import EXTENSIONS, FOLDER_FORMATS, FORMATS
 
@@ -17,22 +18,22 @@ if TYPE_CHECKING:
 
     from duckdb import DuckDBPyConnection
 
-HELP = "write all tables to DuckDB, SQLite, Parquet, CSV, JSON or pickle, or linked traces to Chakra"
-OUTPUT_HELP = ".duckdb, .sqlite, .json, .pickle, or a folder of Parquet"
+OUTPUT_HELP = ".duckdb, .sqlite, .json, .pickle, or a folder for Parquet"
 CHAKRA = "chakra"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
-    parser.add_argument(
-        "-o", "--output", metavar="OUT", help=f"where to write: {OUTPUT_HELP} (default: rankscope.FORMAT)"
-    )
+    parser.add_argument("-o", "--output", metavar="OUT", help=f"output: {OUTPUT_HELP} (default: rankscope.FORMAT)")
     formats = (*FORMATS, CHAKRA)
-    parser.add_argument("--to", choices=formats, help="the format, where the extension of OUT does not say it")
-    parser.add_argument("--force", action="store_true", help="overwrite what exists")
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    parser.add_argument("--to", choices=formats, help="format, if the extension of OUT does not say it")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
+    parser.add_argument("--json", action="store_true", help="print a summary as JSON")
     parser.add_argument(
-        "--name", metavar="NAME", default="trace", help="chakra: files are called NAME.<rank>.et (default: trace)"
+        "--name",
+        metavar="NAME",
+        default="trace",
+        help="with --to chakra: name the files NAME.<rank>.et (default: trace)",
     )
     add_durations_options(parser)
     add_reading_options(parser)
@@ -41,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     if not args.output:
         if not args.to:
-            raise UsageError("where to, and in which format?", "give -o OUT, --to FORMAT or both")
+            raise UsageError("export needs an output", "add -o OUT, --to FORMAT or both; for example -o traces.duckdb")
         args.output = f"rankscope.{args.to}"
     if args.to == CHAKRA:
         from rankscope.commands.export_chakra import export_chakra
@@ -49,7 +50,7 @@ def run(args: Namespace) -> int:
         return export_chakra(args)
     if args.durations_from or args.raw_durations:
         asked = "--durations-from" if args.durations_from else "--raw-durations"
-        raise UsageError(f"{asked} goes with --to chakra alone", "see also: rankscope link --help")
+        raise UsageError(f"{asked} works only with --to chakra", "see rankscope link --help")
     chosen = database_format(args.output, args.to)
     check_destination(args.output, chosen, args.force)
     from rankscope.model.database import connect
@@ -74,7 +75,7 @@ def database_format(path: str, chosen: str | None = None) -> str:
     if extension not in EXTENSIONS:
         known = ", ".join(name for name in EXTENSIONS if name)
         raise UsageError(
-            f"cannot tell the format of {path!r} from its extension", f"use one of {known}, or a folder for Parquet"
+            f"unknown file extension: {path!r}", f"use one of {known}, a folder for Parquet, or --to FORMAT"
         )
     return EXTENSIONS[extension]
 
@@ -88,14 +89,14 @@ def check_destination(path: str, chosen: str, force: bool) -> None:
         output.check_writable(path, force=False)  # a file in the place of the folder is nobody's old export
     elif os.listdir(path) and not force:
         raise OutputError(
-            f"{path} is not empty", f"choose another folder, or give --force to write {chosen} files into it"
+            f"{path} is not empty", f"choose another folder, or add --force to write {chosen} files into it"
         )
 
 
 def save_database(connection: DuckDBPyConnection, tables: Mapping[str, str], path: str, chosen: str) -> dict[str, int]:
     from rankscope.render.database_files import write_database
 
-    with output.ReadProgress() as progress:
+    with Progress() as progress:
         return write_database(connection, tables, path, chosen, progress)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.commands import output
 from rankscope.commands.linking import durations_notes, file_paths, load_linked
+from rankscope.commands.progress import Progress
 from rankscope.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 # What may be missing from a graph, by its field, and why. Dependencies on what is missing need no words of their own.
 _REASONS = {
-    "nodes_outside": "nodes from before or after what the profiler recorded: left out",
-    "kernels_outside": "kernels launched before or after what the observer recorded: left out",
-    "edges_backwards": "dependencies on what starts later: left out, they would make a circle",
-    "calls_unplaced": "collectives of which neither operator nor kernel is there: left out",
-    "calls_unknown": "collectives of a kind that Chakra has no number for: written as computation",
-    "calls_sizeless": "collectives without bytes: written as 1 byte, as simulators never end those of 0",
+    "nodes_outside": "nodes left out: they ran before or after the profiler recorded",
+    "kernels_outside": "kernels left out: they were launched before or after the observer recorded",
+    "edges_backwards": "dependencies left out: they point to later nodes and would form a cycle",
+    "calls_unplaced": "collectives left out: neither their operator nor their kernel was recorded",
+    "calls_unknown": "collectives written as computation: Chakra has no type for them",
+    "calls_sizeless": "collectives written with 1 byte: simulators never finish a collective of 0 bytes",
 }
 _HEADS = ("rank", "nodes", "operators", "host time", "kernels", "collectives", "sends", "recvs", "ctrl", "data", "file")
 
@@ -37,7 +38,9 @@ def export_chakra(args: Namespace) -> int:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make the folder {folder}: {error.strerror}", "choose another one") from error
+        raise OutputError(
+            f"cannot create the folder {folder}: {error.strerror}", "choose another one with -o"
+        ) from error
     ranks = list(_write_ranks(trace, folder, args.name))
     if args.json:
         output.print_json({"path": folder, "format": "chakra", "ranks": ranks})
@@ -49,7 +52,9 @@ def export_chakra(args: Namespace) -> int:
 def _check_folder(folder: str, name: str, force: bool) -> None:
     """Refuses before the work is done, not after."""
     if not name or os.sep in name:
-        raise UsageError(f"{name!r} is no name for files", "give a plain one: --name job writes job.0.et, job.1.et ...")
+        raise UsageError(
+            f"{name!r} cannot be a file name", "use a plain name: --name job writes job.0.et, job.1.et, ..."
+        )
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise OutputError(f"{folder} is a file", "give the name of a folder")
     if force or not os.path.isdir(folder):
@@ -57,8 +62,8 @@ def _check_folder(folder: str, name: str, force: bool) -> None:
     own = re.compile(re.escape(name) + r"\.\d+\.et")
     if any(own.fullmatch(found) for found in os.listdir(folder)):
         raise OutputError(
-            f"{folder} has files {name}.<rank>.et already",
-            "choose another folder or --name, or give --force to overwrite them",
+            f"{folder} already has files {name}.<rank>.et",
+            "choose another folder or --name, or add --force to overwrite them",
         )
 
 
@@ -74,7 +79,7 @@ def _write_ranks(trace: Trace, folder: str, name: str) -> Iterator[dict[str, Any
     for rank, file_id in zip(traces.array("rank").tolist(), traces.array("file_id").tolist(), strict=True):
         of_rank.setdefault(rank, []).append(file_id)
     done = 0
-    with output.ReadProgress() as progress:
+    with Progress() as progress:
         for built in build_graphs(trace):
             progress(done, len(of_rank), "writing")
             path = os.path.join(folder, f"{name}.{built.graph.rank}.et")
@@ -148,10 +153,10 @@ def _notes(ranks: Sequence[dict[str, Any]], args: Namespace) -> Iterator[str]:
         yield f"note: {ranks_phrase(empty)}: the execution trace has no operators, so there is nothing to replay (L505)"
     without = [rank["rank"] for rank in ranks if not rank["profiler_traces"]]
     if without:
-        yield f"note: {ranks_phrase(without)}: no profiler trace of the same steps, so all nodes take no time"
+        yield f"note: {ranks_phrase(without)}: no profiler trace of the same steps, so all nodes have duration 0"
     for rank in ranks:
         for path in rank["unused_execution_traces"]:
-            yield f"note: {path} was not used: {rank['execution_trace']} tells more of rank {rank['rank']}"
+            yield f"note: {path} was not used: {rank['execution_trace']} has more of rank {rank['rank']}"
     for field, reason in _REASONS.items():
         affected = [rank for rank in ranks if rank["left_out"][field]]
         if affected:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankscope.commands import output
 from rankscope.commands.diagnose import exit_code, next_command
 from rankscope.commands.export import OUTPUT_HELP, check_destination, database_format, report_written, save_database
-from rankscope.commands.loading import PREFIX_HELP, add_scale_options, load_trace, positive_int, replica_shift
+from rankscope.commands.loading import (
+    PREFIX_HELP,
+    add_scale_options,
+    diagnose_trace,
+    load_trace,
+    positive_int,
+    replica_shift,
+)
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +26,6 @@ if TYPE_CHECKING:
     from rankscope.model.finding import Report
     from rankscope.model.tables import Array, Trace
 
-HELP = "show Flight Recorder dumps in detail; takes the flags of torchfrtrace"
 MISMATCH_CAP = 10
 TORCH_LAYOUT = "torch"
 VERBOSE_TABLES = ("groups", "memberships", "collectives", "ncclcalls")
@@ -35,42 +41,46 @@ class Selection(NamedTuple):
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="a dump, a folder of dumps or an archive of them")
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="a dump, a folder, a pattern, an archive or a URL")
     _add_flag(parser, "-j", "--just-print-entries", action="store_true", help="print all calls, ranks side by side")
-    parser.add_argument("--raw", action="store_true", help="with -j: torch's own names and states (scheduled, started)")
+    parser.add_argument(
+        "--raw", action="store_true", help="with -j: show torch's own names and states (scheduled, started)"
+    )
     _add_flag(
         parser,
         "--selected-ranks",
         nargs="+",
         type=parse_ranks,
         metavar="R",
-        help="show these ranks only: 0 3 or 0-7,12",
+        help="show only these ranks: 0 3 or 0-7,12",
     )
-    _add_flag(parser, "--pg-filters", nargs="+", metavar="NAME", help="show groups of these names or descriptions only")
-    _add_flag(parser, "--print-stack-trace", action="store_true", help="print the call stacks too, numbered")
+    _add_flag(
+        parser, "--pg-filters", nargs="+", metavar="NAME", help="show only groups with these names or descriptions"
+    )
+    _add_flag(parser, "--print-stack-trace", action="store_true", help="also print the call stacks, numbered")
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="print every group, and the flat database's tables"
+        "-v", "--verbose", action="store_true", help="print every group and the tables of the flat database"
     )
-    parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
+    parser.add_argument("--all", action="store_true", help="show every finding in full, with whole stacks and effects")
     parser.add_argument("-o", "--output", metavar="OUT", help=f"write the flat database: {OUTPUT_HELP}")
     parser.add_argument(
-        "--torch-layout", action="store_true", help="OUT as torchfrtrace writes it: a pickle of torch's own named rows"
+        "--torch-layout", action="store_true", help="write OUT as torchfrtrace does: a pickle of torch's own types"
     )
-    parser.add_argument("--force", action="store_true", help="overwrite OUT when it exists")
+    parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
     _add_flag(parser, "-p", "--prefix", help=PREFIX_HELP)
-    _add_flag(parser, "--allow-incomplete-ranks", action="store_true", help="do not warn of ranks without a dump")
+    _add_flag(parser, "--allow-incomplete-ranks", action="store_true", help="do not warn about ranks without a dump")
     _add_flag(
         parser,
         "--mismatch-cap",
         type=_count,
         default=MISMATCH_CAP,
         metavar="N",
-        help=f"mismatches to list per group; the rest is counted (default: {MISMATCH_CAP})",
+        help=f"list up to N mismatches per group and count the rest (default: {MISMATCH_CAP})",
     )
     _add_flag(
-        parser, "--transform-ft", action="store_true", help="torchft: turn the ranks of replicas into global ones"
+        parser, "--transform-ft", action="store_true", help="torchft: convert ranks within replicas to global ranks"
     )
-    _add_flag(parser, "--group-world-size", type=positive_int, metavar="N", help="ranks of one torchft replica")
+    _add_flag(parser, "--group-world-size", type=positive_int, metavar="N", help="torchft: ranks per replica")
     output.add_output_options(parser)
     add_scale_options(parser)
 
@@ -90,7 +100,7 @@ def parse_ranks(text: str) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ArgumentTypeError(f"{text!r} is not a list of ranks like 0-7,12")
+            raise ArgumentTypeError(f"{text!r} is not a list of ranks; write it like 0-7,12")
         ranks += range(int(first), int(last if dash else first) + 1)
     return ranks
 
@@ -103,7 +113,7 @@ def _count(text: str) -> int:
 
 def run(args: Namespace) -> int:
     if args.raw and not args.just_print_entries:
-        raise UsageError("--raw is about the calls that -j prints", f"rankscope fr {_quoted(args.paths)} -j --raw")
+        raise UsageError("--raw needs -j", f"rankscope fr {_quoted(args.paths)} -j --raw")
     destination = _destination(args)
     trace = load_trace(args, replica_shift(args))
     selection = _select(trace, args)
@@ -117,7 +127,7 @@ def run(args: Namespace) -> int:
 def _destination(args: Namespace) -> str:
     """The format of OUT, which is refused before the work is done."""
     if args.torch_layout and not args.output:
-        raise UsageError("--torch-layout needs a file to write", "add -o flat.pickle")
+        raise UsageError("--torch-layout needs an output file", "add -o flat.pickle")
     if not args.output:
         return ""
     if args.torch_layout:
@@ -184,14 +194,14 @@ def _selected_ranks(trace: Trace, asked: list[list[int]] | None) -> frozenset[in
     wanted = frozenset(rank for part in asked for rank in part)
     if not wanted <= present:
         raise UsageError(
-            f"there is no dump of {ranks_phrase(sorted(wanted - present))}",
-            f"there are dumps of ranks {format_ranks(sorted(present), limit=8)}",
+            f"no dump of {ranks_phrase(sorted(wanted - present))}",
+            f"the dumps are of ranks {format_ranks(sorted(present), limit=8)}",
         )
     return wanted
 
 
 def _selected_groups(trace: Trace, filters: list[str] | None) -> frozenset[int]:
-    from rankscope.cli import did_you_mean
+    from rankscope.errors import did_you_mean
 
     groups = trace.table("groups")
     if filters is None:
@@ -201,7 +211,8 @@ def _selected_groups(trace: Trace, filters: list[str] | None) -> frozenset[int]:
         if not any(word in label for label in labels):
             known = sorted({desc or name for name, desc in labels})
             raise UsageError(
-                f"there is no group {word!r}", did_you_mean(word, known) or f"there are {', '.join(known[:8])}"
+                f"no process group is called {word!r}",
+                did_you_mean(word, known) or f"the groups are {', '.join(known[:8])}",
             )
     return frozenset(number for number, label in enumerate(labels) if not set(filters).isdisjoint(label))
 
@@ -244,12 +255,11 @@ def _quoted(paths: list[str]) -> str:
 
 
 def _print_analysis(trace: Trace, selection: Selection, args: Namespace) -> int:
-    from rankscope import pipeline
     from rankscope.render.group_status import completion_notes, group_statuses, list_mismatches
     from rankscope.render.stack_list import stack_records
 
     notes = completion_notes(trace, selection.calls)
-    report = _without_known_holes(pipeline.diagnose(trace), args.allow_incomplete_ranks)
+    report = _without_known_holes(diagnose_trace(trace), args.allow_incomplete_ranks)
     statuses = group_statuses(trace, selection.groups)
     mismatches, n_left = list_mismatches(trace, selection.groups, args.mismatch_cap)
     if args.json:

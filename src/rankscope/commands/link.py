@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.commands import output
 from rankscope.commands.linking import add_durations_options, durations_notes, durations_words, file_paths, load_linked
 from rankscope.commands.loading import PATH_HELP, add_reading_options
+from rankscope.commands.progress import Progress
 from rankscope.errors import OutputError
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from rankscope.model.tables import Trace
 
-HELP = "join execution traces with profiler traces of the same steps"
 TIMELINE = "trace.json.gz"
 _HEADS = ("rank", "nodes", "linked", "how", "kernels", "collectives", "edges", "execution trace", "profiler trace")
 _MAX_DAMAGED = 5
@@ -26,10 +26,10 @@ _MAX_DAMAGED = 5
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
     parser.add_argument(
-        "-o", "--output", metavar="DIR", help=f"write the linked trace: tables as Parquet, and {TIMELINE} for Perfetto"
+        "-o", "--output", metavar="DIR", help=f"write the linked trace: Parquet tables, and {TIMELINE} for Perfetto"
     )
     add_durations_options(parser)
-    parser.add_argument("--force", action="store_true", help="overwrite what is in DIR")
+    parser.add_argument("--force", action="store_true", help="write into DIR even if it is not empty")
     parser.add_argument("--json", action="store_true", help="print the link rates as JSON")
     add_reading_options(parser)
 
@@ -53,7 +53,7 @@ def _check_folder(folder: str, force: bool) -> None:
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise OutputError(f"{folder} is a file", "give the name of a folder")
     if os.path.isdir(folder) and os.listdir(folder) and not force:
-        raise OutputError(f"{folder} is not empty", "choose another folder, or give --force to write into it")
+        raise OutputError(f"{folder} is not empty", "choose another folder, or add --force to write into it")
 
 
 # One execution trace may go over several profiler traces, and one of these over several ranks.
@@ -111,9 +111,11 @@ def _write(trace: Trace, folder: str) -> dict[str, int]:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make the folder {folder}: {error.strerror}", "choose another one") from error
+        raise OutputError(
+            f"cannot create the folder {folder}: {error.strerror}", "choose another one with -o"
+        ) from error
     make_linked_tables(trace)
-    with output.ReadProgress() as progress:
+    with Progress() as progress:
         n_rows = write_database(database(trace), LINKED_TABLES, folder, "parquet", progress)
     n_events = write_linked_timeline(trace, os.path.join(folder, TIMELINE))
     return {**{f"{name}.parquet": count for name, count in n_rows.items()}, TIMELINE: n_events}

@@ -28,11 +28,11 @@ def add_durations_options(parser: ArgumentParser) -> None:
     chosen.add_argument(
         "--durations-from",
         metavar="PATH",
-        help="take durations from these profiler traces, made without the observer, which makes operators slower "
-        "(default: from such traces among the given ones)",
+        help="take durations from these profiler traces, recorded without the observer, which slows operators down "
+        "(default: from such traces in PATH)",
     )
     chosen.add_argument(
-        "--raw-durations", action="store_true", help="take durations as they were recorded while the observer ran"
+        "--raw-durations", action="store_true", help="keep the durations that were recorded with the observer"
     )
 
 
@@ -47,29 +47,31 @@ def durations_notes(args: Namespace, n_inflated: int, n_moved: int) -> Iterator[
     """Where the durations of linked operators are from: so many from clean steps, so many from beside the observer."""
     clean = args.durations_from
     if clean and not n_moved:
-        yield f"note: no duration is from {clean}: they are of other ranks or steps, or made with the observer"
+        yield f"note: no durations taken from {clean}: other ranks or steps, or recorded with the observer"
     elif n_moved:
         yield f"note: {n_moved:,} durations are from steps without the observer, {n_inflated:,} are not"
     elif n_inflated:
-        yield f"note: {n_inflated:,} durations were measured while the observer ran: short operators seem slower;"
+        yield f"note: {n_inflated:,} durations were measured with the observer on: short operators look slower;"
         if args.raw_durations:
-            yield "      those of steps without it are taken where --raw-durations is not given"
+            yield "      leave out --raw-durations to take those of steps without it"
         else:
-            yield "      with traces of the same steps without it, give --durations-from PATH"
+            yield "      if you have traces of the same steps without it, add --durations-from PATH"
 
 
 def load_linked(args: Namespace) -> Trace:
     """With durations from elsewhere both are read together, since a file of the one may lie among the others."""
     clean = args.durations_from
     if clean and not os.path.exists(clean):
-        raise InputError(f"there is no {clean}", "give the profiler trace of clean steps, or a folder of them")
+        raise InputError(
+            f"{clean}: no such file or folder", "give profiler traces that were recorded without the observer"
+        )
     if clean and not any(_is_below(clean, path) for path in args.paths):
         both = Namespace(**vars(args) | {"paths": [*args.paths, clean]})
         trace = load_trace(both, lambda trace: _keep_profiles_only(trace, clean, args.paths))
     else:
         trace = load_trace(args)
     if not trace.has("et_traces"):
-        raise InputError("there is no execution trace in " + ", ".join(trace.paths), HOW_TO_RECORD)
+        raise InputError("no execution trace in " + ", ".join(trace.paths), HOW_TO_RECORD)
     if args.raw_durations:
         from rankscope.analyze.link.links import recorded_links
 
@@ -114,7 +116,9 @@ def _profiles_below(trace: Trace, folder: str) -> set[int]:
         if file_id in profiles and _is_below(_on_disk(path), folder)
     }
     if not chosen:
-        raise InputError(f"there is no profiler trace in {folder}", "give traces of steps without the observer")
+        raise InputError(
+            f"no profiler trace in {folder}", "give profiler traces that were recorded without the observer"
+        )
     return chosen
 
 

@@ -6,36 +6,42 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rankscope.commands.output import ReadProgress
+from rankscope.commands import SHARED_OPTIONS
+from rankscope.commands.interrupts import keeps
+from rankscope.commands.progress import Progress
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import ArgumentParser, Namespace, _ArgumentGroup
     from typing import Unpack
 
+    from rankscope.model.finding import Report
     from rankscope.model.tables import Trace
     from rankscope.read.capture import ReadSettings
 
-PATH_HELP = "a trace, a folder of traces or an archive of them, here or at a URL"
-PREFIX_HELP = "read only files with this in their names, followed by the rank"
+PATH_HELP = "a trace file, a folder, a pattern, an archive or a URL"
+PREFIX_HELP = "read only files whose names contain PREFIX followed by the rank"
 
 
 def add_reading_options(parser: ArgumentParser) -> None:
-    parser.add_argument("-p", "--prefix", help=PREFIX_HELP)
-    parser.add_argument(
+    """The options of every command that reads traces; `rankscope help reading` describes them."""
+    shared = parser.add_argument_group(SHARED_OPTIONS)
+    shared.add_argument("-p", "--prefix", help=PREFIX_HELP)
+    shared.add_argument(
         "--capture",
         type=positive_int,
         metavar="N",
-        help="where dumps of several jobs or attempts lie together: which to judge (default: the newest whole one)",
+        help="which capture to diagnose, if dumps of several jobs or attempts are in one folder (default: the newest "
+        "complete one, with those that ran at the same time)",
     )
-    add_scale_options(parser)
+    _add_scale_options(shared)
 
 
 def add_replica_options(parser: ArgumentParser) -> None:
     """For jobs whose replicas count from 0, where the size of a replica cannot be inferred."""
     parser.add_argument(
-        "--transform-ft", action="store_true", help="torchft: turn the ranks of replicas into global ones"
+        "--transform-ft", action="store_true", help="torchft: convert ranks within replicas to global ranks"
     )
-    parser.add_argument("--group-world-size", type=positive_int, metavar="N", help="ranks of one torchft replica")
+    parser.add_argument("--group-world-size", type=positive_int, metavar="N", help="torchft: ranks per replica")
 
 
 def replica_shift(args: Namespace) -> Callable[[Trace], None] | None:
@@ -45,7 +51,7 @@ def replica_shift(args: Namespace) -> Callable[[Trace], None] | None:
     if not args.transform_ft:
         return None
     if not args.group_world_size:
-        raise UsageError("--transform-ft needs the size of a replica", "add --group-world-size N")
+        raise UsageError("--transform-ft needs to know how many ranks a replica has", "add --group-world-size N")
 
     def shift(trace: Trace) -> None:
         trace.tables["group_config"] = shift_replica_ranks(trace.table("group_config"), args.group_world_size)
@@ -55,27 +61,30 @@ def replica_shift(args: Namespace) -> Callable[[Trace], None] | None:
 
 def add_scale_options(parser: ArgumentParser) -> None:
     """Where files are read, and where what was made of them is kept."""
-    parser.add_argument(
-        "--jobs", type=positive_int, metavar="N", help="processes that read files (default: one per core)"
+    _add_scale_options(parser.add_argument_group(SHARED_OPTIONS))
+
+
+def _add_scale_options(shared: _ArgumentGroup) -> None:
+    shared.add_argument(
+        "--jobs", type=positive_int, metavar="N", help="read files in N processes (default: one per core)"
     )
-    parser.add_argument(
-        "--cluster", metavar="ADDRESS", help="read on a Dask cluster: the address of its scheduler, or local"
-    )
-    kept = parser.add_mutually_exclusive_group()
+    shared.add_argument("--cluster", metavar="ADDRESS", help="read on a Dask cluster: scheduler address, or local")
+    kept = shared.add_mutually_exclusive_group()
     kept.add_argument(
         "--cache",
-        metavar="PLACE",
-        help="folder or URL that keeps the tables of large traces (default: $RANKSCOPE_CACHE, else in ~/.cache)",
+        metavar="DIR",
+        help="folder or URL that keeps the tables of large traces for the next run (default: $RANKSCOPE_CACHE, or "
+        "~/.cache/rankscope)",
     )
     kept.add_argument("--no-cache", action="store_true", help="keep nothing for the next run")
-    parser.add_argument("--stacks", action="store_true", help="also read the Python functions of profiler traces")
+    shared.add_argument("--stacks", action="store_true", help="also read the Python stacks of profiler traces")
 
 
 def positive_int(text: str) -> int:
     from argparse import ArgumentTypeError
 
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a number of processes")
+        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
@@ -96,9 +105,35 @@ def load_paths(
     """The process is the command's own: while it reads, its memory may be limited."""
     from rankscope import pipeline
 
-    with ReadProgress() as progress:
+    cache = settings.get("cache")
+    before = _entries(cache)
+    with keeps(lambda: _what_is_cached(cache, before)), Progress() as progress:
         settings["progress"], settings["may_limit_memory"] = progress, True
         return pipeline.load(paths, transform=transform, **settings)
+
+
+def diagnose_trace(trace: Trace) -> Report:
+    from rankscope import pipeline
+
+    with Progress() as progress:
+        return pipeline.diagnose(trace, progress)
+
+
+def _entries(cache: str | None) -> set[str]:
+    try:
+        return set(os.listdir(cache)) if cache else set()
+    except OSError:  # not there yet, or a URL
+        return set()
+
+
+def _what_is_cached(cache: str | None, before: set[str]) -> str:
+    """What an interrupted reading leaves for the next run."""
+    from rankscope.model.finding import count_noun
+
+    n_files = len(_entries(cache) - before)
+    if not n_files:
+        return ""
+    return f"{count_noun(n_files, 'trace')} read so far stay in {cache}; the same command continues from there"
 
 
 def default_cache() -> str | None:

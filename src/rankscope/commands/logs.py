@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
     from rankscope.collect.launching.log_names import LogName, LogNames
 
-HELP = "list the names that TORCH_LOGS and rankscope record --logs take"
-
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("word", metavar="WORD", nargs="?", help="only names and texts that contain it")
-    parser.add_argument("--python", metavar="PATH", help="the Python whose torch is asked (default: this one)")
+    parser.add_argument("word", metavar="WORD", nargs="?", help="list only names and descriptions that contain WORD")
+    parser.add_argument(
+        "--python", metavar="PATH", help="the Python whose torch to ask (default: the one that runs rankscope)"
+    )
     output.add_output_options(parser)
 
 
@@ -25,10 +25,10 @@ def run(args: Namespace) -> int:
     known = _ask(args.python)
     shown = [name for name in known.names if not args.word or _is_about(name, args.word)]
     if not shown:
-        from rankscope.cli import did_you_mean
+        from rankscope.errors import did_you_mean
 
         hint = did_you_mean(args.word, (name.name for name in known.names)) or "rankscope logs lists all names"
-        raise UsageError(f"no log of torch {known.torch} is about {args.word!r}", hint)
+        raise UsageError(f"no log name in torch {known.torch} contains {args.word!r}", hint)
     if args.json:
         output.print_json({"torch": known.torch, "logs": [name._asdict() for name in shown]})
     else:
@@ -44,7 +44,7 @@ def _ask(python: str | None) -> LogNames:
     try:
         return ask_torch(python or sys.executable)
     except InputError as error:
-        hint = "name the Python of the job: rankscope logs --python PATH; it must be able to import torch"
+        hint = "give a Python that can import torch: rankscope logs --python PATH"
         raise InputError(error.message, hint) from None
 
 
@@ -58,7 +58,7 @@ def _print(known: LogNames, shown: list[LogName], args: Namespace) -> None:
     colored = output.wants_color(args.color, sys.stdout)
     width = max(len(name.name) for name in shown)
     headings = {
-        "log": f"Logs of torch {known.torch}: name for its messages, +name for all of them, -name for errors alone",
+        "log": f"Logs of torch {known.torch}: name for its messages, +name adds debug messages, -name errors only",
         "artifact": "Artifacts: on or off",
     }
     for kind, heading in headings.items():

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from rankscope.commands import output
 from rankscope.commands.fr import parse_ranks
 from rankscope.commands.loading import add_reading_options, load_trace
-from rankscope.commands.metric_needs import RECORDED_BY, how_to_record
-from rankscope.errors import InputError, UsageError
+from rankscope.commands.metric_catalog import DIFF, catalog, manual
+from rankscope.commands.metric_needs import RECORDED_BY, absent_tables, all_metrics, how_to_record
+from rankscope.errors import InputError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -18,16 +19,10 @@ if TYPE_CHECKING:
     from rankscope.analyze.metric import Metric, Parameter, Selection
     from rankscope.model.tables import Table, Trace
 
-HELP = "measure profiler traces: idle time, kernels, overlap, launches, operators, a diff, ..."
 FORMATS = ("table", "json", "csv")
 DEFAULT_ROWS = 40
-FIRST = "temporal"  # the one to begin with
-DIFF = "diff"
-DIFF_SUMMARY = (
-    "One row per operator and kernel name: how often it runs and how long, here and in the capture --against."
-)
 _READS_STACKS = ("modules",)
-_NO_MODULES = "no module was recorded: give torch.profiler with_stack=True, or wrap modules in record_function"
+_NO_MODULES = "no modules in these traces: record with with_stack=True, or wrap modules in record_function"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -35,21 +30,26 @@ def add_arguments(parser: ArgumentParser) -> None:
         "words",
         metavar="PATH",
         nargs="*",
-        help="traces, then the name of a metric; without a name: what can be measured in them",
+        help="the traces, then the name of a metric; without a name, lists what can be measured in them",
     )
-    parser.add_argument("--ranks", type=parse_ranks, metavar="R", help="only these ranks: 0,3-5")
-    parser.add_argument("--steps", type=parse_steps, metavar="S", help="only these steps: 10-12")
+    parser.add_argument("--ranks", type=parse_ranks, metavar="R", help="measure only these ranks, for example 0,3-5")
+    parser.add_argument("--steps", type=parse_steps, metavar="S", help="measure only these steps, for example 10-12")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="a setting of the metric"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="change a setting",
     )
     parser.add_argument(
-        "--limit", type=_count, metavar="N", help=f"rows to show, 0 for all (default: {DEFAULT_ROWS} in a table)"
+        "--limit", type=_count, metavar="N", help=f"rows to show; 0 shows all (default: {DEFAULT_ROWS} in a table)"
     )
-    parser.add_argument("--against", metavar="OTHER", help="the capture that diff compares with: the state before")
-    parser.add_argument("--format", choices=FORMATS, help="how to print the rows (default: table)")
-    parser.add_argument("--json", action="store_true", help="the same as --format json")
+    parser.add_argument("--against", metavar="OTHER", help="the traces that diff compares with")
+    parser.add_argument("--format", choices=FORMATS, help="output format (default: table)")
+    parser.add_argument("--json", action="store_true", help="same as --format json")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE: .json, .csv or .txt")
-    parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     add_reading_options(parser)
 
 
@@ -57,7 +57,7 @@ def parse_steps(text: str) -> list[int]:
     try:
         return parse_ranks(text)
     except ArgumentTypeError:
-        raise ArgumentTypeError(f"{text!r} is not a list of steps like 10-12") from None
+        raise ArgumentTypeError(f"{text!r} is not a list of steps; write it like 10-12") from None
 
 
 def _count(text: str) -> int:
@@ -72,9 +72,9 @@ def run(args: Namespace) -> int:
         output.check_writable(args.output, args.force)
     args.paths, name = _split(args.words)
     if not name:
-        lines = _catalogue(args, chosen)
+        lines = catalog(args, chosen)
     elif not args.paths:
-        lines = _manual(name, chosen)
+        lines = manual(name, chosen)
     elif name == DIFF:
         lines = _diff(args, chosen)
     else:
@@ -95,122 +95,23 @@ def _split(words: list[str]) -> tuple[list[str], str]:
     if not words:
         return [], ""
     last = words[-1]
-    if last in _metrics() or last == DIFF:
+    if last in all_metrics() or last == DIFF:
         return words[:-1], last
     if not os.path.lexists(last) and not any(sign in last for sign in (os.sep, ".", "*", "~")):
         find_metric(last)  # raises, with the closest name
     return words, ""
 
 
-def _metrics() -> dict[str, Metric]:
-    from importlib import import_module
-
-    from rankscope.analyze.metric import METRICS
-
-    import_module("rankscope.analyze.metrics")  # registers them all
-    return METRICS
-
-
-# What can be measured
-
-
-def _catalogue(args: Namespace, chosen: str) -> Iterator[str]:
-    trace = load_trace(args) if args.paths else None
-    records = [_describe(metric, trace) for metric in sorted(_metrics().values(), key=lambda metric: metric.name)]
-    needs_other = {"metric": DIFF, "table": "trace_diff", "about": DIFF_SUMMARY, "settings": {}}
-    records.append(needs_other | ({"available": trace.has("profiles")} if trace else {}))
-    if chosen == "json":
-        from rankscope.render.as_json import dumps
-
-        yield dumps(records)
-    elif chosen == "csv":
-        from rankscope.render.query_rows import csv_lines
-
-        yield from csv_lines(list(records[0]), (tuple(record.get(key) for key in records[0]) for record in records))
-    else:
-        yield from _catalogue_page(records, args)
-
-
-def _describe(metric: Metric, trace: Trace | None) -> dict[str, Any]:
-    record: dict[str, Any] = {"metric": metric.name, "table": metric.table, "about": metric.summary}
-    record["settings"] = dict(metric.settings)
-    if trace is not None:
-        absent = _absent(trace, metric)
-        record |= {"available": not absent, "missing": absent, "recorded_by": how_to_record(absent)}
-    return record
-
-
-def _absent(trace: Trace, metric: Metric) -> list[str]:
-    """The tables without rows that a metric needs. Derived ones are not computed for that: what they need counts."""
-    makers = {other.table: other for other in _metrics().values()}
-    absent: list[str] = []
-    for table in metric.needs:
-        if table in makers and table not in trace.tables:
-            absent += _absent(trace, makers[table])
-        elif not trace.has(table):
-            absent.append(table)
-    return list(dict.fromkeys(absent))
-
-
-def _catalogue_page(records: list[dict[str, Any]], args: Namespace) -> Iterator[str]:
-    import shlex
-
-    width = max(len(record["metric"]) for record in records)
-    there = [record for record in records if record.get("available", True)]
-    for record in there:
-        settings = " ".join(f"--set {key}={value}" for key, value in record["settings"].items())
-        yield f"{record['metric']:{width}}  {record['about']}" + (f" ({settings})" if settings else "")
-    absent: dict[str, list[str]] = {}
-    for record in records:
-        if not record.get("available", True):
-            absent.setdefault(record.get("recorded_by") or RECORDED_BY["profiles"], []).append(record["metric"])
-    for recorded_by, names in absent.items():
-        yield ""
-        yield f"Not in this capture: {', '.join(names)}"
-        yield f"  = help: record with {recorded_by}"
-    names = [record["metric"] for record in there]
-    paths = " ".join(map(shlex.quote, args.paths)) or "PATH"
-    yield ""
-    yield f"Next: rankscope metrics {paths} {FIRST if FIRST in names else names[0] if names else 'NAME'}"
-
-
-def _manual(name: str, chosen: str) -> Iterator[str]:
-    """A metric without a path: what it measures, and the columns that it gives."""
-    from rankscope.model.tables import SCHEMA
-
-    metric = _metrics().get(name)
-    text, table = (metric.doc, metric.table) if metric else (DIFF_SUMMARY, "trace_diff")
-    columns = SCHEMA[table].columns
-    if chosen == "json":
-        from rankscope.render.as_json import dumps
-
-        about = [{"name": column.name, "type": column.kind, "about": column.doc} for column in columns]
-        yield dumps({"metric": name, "table": table, "text": text, "columns": about})
-        return
-    yield f"{name} (table {table})"
-    yield ""
-    yield from text.splitlines()
-    yield ""
-    widths = [max(len(getattr(column, key)) for column in columns) for key in ("name", "kind")]
-    for column in columns:
-        yield f"    {column.name:{widths[0]}}  {column.kind:{widths[1]}}  {column.doc}"
-    yield ""
-    yield f"Next: rankscope metrics PATH {name}" + (" --against OTHER" if name == DIFF else "")
-
-
-# Measuring
-
-
 def _measure(args: Namespace, name: str, chosen: str) -> Iterator[str]:
-    metric = _metrics()[name]
+    metric = all_metrics()[name]
     args.stacks = args.stacks or name in _READS_STACKS
     selection = _selection(args, metric)
     whole = load_trace(args)
     trace = _measured(whole, selection)
-    absent = _absent(trace, metric)
+    absent = absent_tables(trace, metric)
     if absent:
-        hint = f"record them: {how_to_record(absent)}"
-        raise InputError(f"{name} cannot be measured here: no {absent[0]} in this capture", hint)
+        hint = f"record with {how_to_record(absent)}; rankscope help traces says more"
+        raise InputError(f"cannot measure {name}: no {absent[0]} in {' '.join(args.paths)}", hint)
     table = metric.compute(trace, selection)
     heading = f"{name} of {_extent(trace, selection, metric)}"
     notes = [*_notes(trace, metric, table, selection), *_left_out(whole, trace)]
@@ -235,22 +136,24 @@ def _left_out(whole: Trace, trace: Trace) -> list[str]:
     if not steps:
         return []
     listed = format_ranks(steps, 6)
-    return [f"steps {listed} left out: the execution trace observer slowed them down (--steps {listed} shows them)"]
+    return [f"left out steps {listed}: the execution trace observer slowed them down (--steps {listed} shows them)"]
 
 
 def _diff(args: Namespace, chosen: str) -> Iterator[str]:
     from rankscope.analyze.host.diff import compare_captures
 
     if not args.against:
-        raise UsageError("diff needs a second capture", "give it with --against OTHER")
+        raise UsageError("diff needs a second capture", "add --against OTHER, the traces to compare with")
     selection = _selection(args, None)
     after = _measured(load_trace(args), selection)
     before = _measured(load_trace(Namespace(**{**vars(args), "paths": [args.against]})), selection)
     for trace, paths in ((after, args.paths), (before, [args.against])):
         if not trace.has("profiles"):
-            raise InputError(f"no profiler trace at {' '.join(paths)}", f"diff needs {RECORDED_BY['profiles']}")
+            raise InputError(
+                f"no profiler trace in {' '.join(paths)}", f"diff needs traces from {RECORDED_BY['profiles']}"
+            )
     sizes = [tuple(map(len, _ranks_and_steps(trace, selection))) for trace in (before, after)]
-    notes = [] if sizes[0] == sizes[1] else ["different numbers of ranks or steps: choose with --ranks and --steps"]
+    notes = [] if sizes[0] == sizes[1] else ["different numbers of ranks or steps: select with --ranks and --steps"]
     heading = [f"before: {_extent(before, selection)} ({args.against})"]
     heading += [f"after:  {_extent(after, selection)} ({' '.join(args.paths)})"]
     return _rows(compare_captures(before, after, selection), heading, notes, args, chosen)
@@ -267,14 +170,15 @@ def _selection(args: Namespace, metric: Metric | None) -> Selection:
 def _setting(text: str, known: dict[str, Parameter] | Any) -> tuple[str, Parameter]:
     key, sign, value = text.partition("=")
     if not sign or key not in known:
-        listed = ", ".join(f"{name}={default}" for name, default in known.items()) or "this metric has none"
-        raise UsageError(f"{text!r} is no setting", f"settings: {listed}")
+        listed = ", ".join(f"{name}={default}" for name, default in known.items())
+        hint = did_you_mean(key, known) or (f"its settings: {listed}" if listed else "leave out --set")
+        raise UsageError(f"this metric has no setting {text!r}" if listed else "this metric has no settings", hint)
     if isinstance(known[key], str):
         return key, value
     try:
         number = float(value)
     except ValueError:
-        raise UsageError(f"{key} takes a number, not {value!r}", f"for instance --set {key}={known[key]}") from None
+        raise UsageError(f"{key} takes a number, not {value!r}", f"for example --set {key}={known[key]}") from None
     return key, int(number) if number.is_integer() else number
 
 
@@ -295,14 +199,14 @@ def _extent(trace: Trace, selection: Selection, metric: Metric | None = None) ->
     if metric is not None and metric.needs == ("metrics",):
         return _extent_of_log(trace, selection)
     ranks, steps = _ranks_and_steps(trace, selection)
-    who = ranks_phrase(ranks) if ranks else "no rank"
+    who = ranks_phrase(ranks) if ranks else "no ranks"
     if steps:
         return f"{who}, {'step' if len(steps) == 1 else 'steps'} {format_ranks(steps, 6)}"
-    return f"{who}, all that was recorded" if selection.steps is None else f"{who}, no step"
+    return f"{who}, all that was recorded" if selection.steps is None else f"{who}, no steps"
 
 
 def _extent_of_log(trace: Trace, selection: Selection) -> str:
-    """As above, of what was recorded while the job trained: step by step, so only their range is told."""
+    """As above, of what was recorded while the job trained: step by step, so only their range is shown."""
     from rankscope.model.finding import ranks_phrase
 
     table = trace.table("metrics")
@@ -310,7 +214,7 @@ def _extent_of_log(trace: Trace, selection: Selection) -> str:
     ranks &= ranks if selection.ranks is None else set(selection.ranks)
     steps = table.array("step") if selection.steps is None else selection.steps
     known = [step for step in steps if step >= 0]
-    who = ranks_phrase(ranks) if ranks else "a log that tells no rank" if selection.ranks is None else "no rank"
+    who = ranks_phrase(ranks) if ranks else "a log without ranks" if selection.ranks is None else "no ranks"
     return f"{who}, steps {min(known):,} to {max(known):,}" if known else f"{who}, all that was recorded"
 
 
@@ -324,7 +228,7 @@ def _notes(trace: Trace, metric: Metric, table: Table, selection: Selection) -> 
         without = set(ranks[n_kernels <= 0].tolist()) - set(ranks[n_kernels > 0].tolist())
         without &= without if selection.ranks is None else set(selection.ranks)
         if without:
-            notes.append(f"{ranks_phrase(without)} left out: nothing was recorded on a device there (CPU-only)")
+            notes.append(f"left out {ranks_phrase(without)}: these traces have no device activity (CPU only)")
     if not len(table) and metric.table == "module_breakdown":
         notes.append(_NO_MODULES)
     return notes
@@ -366,7 +270,7 @@ def _moment_note(table: Table, zero_ns: int) -> list[str]:
     if not has_moments(table):
         return []
     first = datetime.fromtimestamp(zero_ns / 1e9, timezone.utc)
-    return [f"moments are counted from the first event, {first:%Y-%m-%d %H:%M:%S.%f} UTC"]
+    return [f"times are relative to the first event, {first:%Y-%m-%d %H:%M:%S.%f} UTC"]
 
 
 def _page(shown: Table, heading: list[str], notes: list[str], n_rows: int, zero_ns: int) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the commands share: output options, colour and width of the terminal, files written safely, progress.
+"""What the commands share: output options, color and width of the terminal, files written safely.
 
 The environment is read here and nowhere below.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,27 +16,30 @@ from rankscope.render.whole_file import whole_file
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from types import TracebackType
-
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
 
 MIN_WIDTH, MAX_WIDTH = 40, 120
-PROGRESS_DELAY_S = 0.7
-PROGRESS_INTERVAL_S = 0.1
 
 
 def add_output_options(parser: ArgumentParser) -> None:
     """The options of every command that answers with text."""
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     parser.add_argument(
-        "--color", choices=("auto", "always", "never"), default="auto", help="colour the text (default: on a terminal)"
+        "--color", choices=("auto", "always", "never"), default="auto", help="color the text (default: on a terminal)"
     )
 
 
 def add_finding_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="show every finding in full, whole stacks, and the effects")
-    parser.add_argument("--no-source", action="store_true", help="leave out the lines of source code")
+    parser.add_argument("--all", action="store_true", help="show every finding in full, with whole stacks and effects")
+    parser.add_argument("--no-source", action="store_true", help="do not show lines of source code")
+    add_verbosity_options(parser)
+
+
+def add_verbosity_options(parser: ArgumentParser) -> None:
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "-v", "--verbose", action="store_true", help="also print what was read and checked, and notes in full"
+    )
+    choice.add_argument("-q", "--quiet", action="store_true", help="print only the title and the fix of each finding")
 
 
 def add_live_options(parser: ArgumentParser, timeout_s: float, answers: str) -> None:
@@ -60,6 +62,8 @@ def terminal_options(args: Namespace, next_command: str = "") -> Options:
         color=wants_color(args.color, sys.stdout),
         width=text_width(sys.stdout),
         show_all=getattr(args, "all", False),
+        verbose=getattr(args, "verbose", False),
+        quiet=getattr(args, "quiet", False),
         source=not getattr(args, "no_source", False),
         base=os.getcwd(),
         next_command=next_command,
@@ -81,8 +85,10 @@ def positive_seconds(text: str) -> float:
 
 def add_file_options(parser: ArgumentParser, formats: Iterable[str]) -> None:
     extensions = ", ".join(f".{name}" for name in formats)
-    parser.add_argument("-o", "--output", metavar="FILE", help=f"write to FILE; its extension decides: {extensions}")
-    parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help=f"write to FILE; its extension sets the format: {extensions}"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
 
 
 def wants_color(choice: str, stream: TextIO) -> bool:
@@ -119,7 +125,7 @@ def output_format(path: str, formats: Iterable[str]) -> str:
     known = list(formats)
     name = os.path.splitext(path)[1].lower().removeprefix(".")
     if name not in known:
-        raise UsageError(f"cannot tell the format of {path!r} from its extension", f"use one of .{', .'.join(known)}")
+        raise UsageError(f"unknown file extension: {path!r}", f"use one of .{', .'.join(known)}")
     return name
 
 
@@ -129,19 +135,19 @@ def answer_format(args: Namespace, formats: Iterable[str]) -> str:
         return "json" if args.json else "txt"
     chosen = output_format(args.output, formats)
     if args.json and chosen != "json":
-        raise UsageError(f"--json does not go with -o {args.output}", "drop --json, or name a .json file")
+        raise UsageError(f"--json and -o {args.output} contradict each other", "leave out --json, or give a .json file")
     return chosen
 
 
 def check_writable(path: str, force: bool) -> None:
     """Refuses before the work is done, not after."""
-    if os.path.lexists(path) and not force:
-        raise OutputError(f"{path} exists already", "choose another name, or give --force to overwrite it")
     if os.path.isdir(path):
-        raise OutputError(f"{path} is a folder", "give the name of a file")
+        raise OutputError(f"{path} is a folder", "give a file name")
+    if os.path.lexists(path) and not force:
+        raise OutputError(f"{path} exists already", "choose another name, or add --force to overwrite it")
     folder = os.path.dirname(path) or os.curdir
     if not os.path.isdir(folder):
-        raise OutputError(f"there is no folder {folder}", f"make it first: mkdir -p {folder}")
+        raise OutputError(f"the folder {folder} does not exist", f"create it first: mkdir -p {folder}")
 
 
 def write_file(path: str, lines: Iterable[str], force: bool) -> None:
@@ -150,52 +156,10 @@ def write_file(path: str, lines: Iterable[str], force: bool) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
-class ReadProgress:
-    """A bar on stderr, drawn only on a terminal and only once the wait is long enough to make one wonder.
-
-    It repaints from within the calls rather than from a thread of its own: the readers fork.
-    """
-
-    def __init__(self) -> None:
-        self._is_shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._next_paint = time.monotonic() + PROGRESS_DELAY_S
-        self._bar: Bar | None = None
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> ReadProgress:
-        return self
-
-    def __call__(self, done: int, total: int, what: str) -> None:
-        now = time.monotonic()
-        if not self._is_shown or now < self._next_paint:
-            return
-        self._next_paint = now + PROGRESS_INTERVAL_S
-        if self._bar is None or self._task is None:
-            self._bar, self._task = _start_bar()
-        self._bar.update(self._task, completed=done, total=total, description=what, refresh=True)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-def _start_bar() -> tuple[Bar, TaskID]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    # No markup: the description may be a file's name.
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
-    bar.start()
-    return bar, bar.add_task("")
-
-
 def rows_format(args: Namespace, formats: Sequence[str]) -> str:
     """How rows are to be written: as --format or --json says, else as the output's extension does, else as a table."""
     if args.format and args.json and args.format != "json":
-        raise UsageError(f"--json does not go with --format {args.format}", "give one of the two")
+        raise UsageError(f"--json and --format {args.format} contradict each other", "use one of the two")
     asked: str | None = "json" if args.json else args.format
     if args.output and not asked:
         name = output_format(args.output, formats)

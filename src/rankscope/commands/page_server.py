@@ -107,7 +107,7 @@ class _PageHandler(LocalHandler):
             return refused
         token = self.path.split("/")[1] if self.path.startswith("/") else ""
         if not hmac.compare_digest(token.encode("latin-1", "replace"), self._server.token.encode()):
-            return Refusal(HTTPStatus.FORBIDDEN, "take the whole address that rankscope serve printed")
+            return Refusal(HTTPStatus.FORBIDDEN, "use the full address that rankscope serve printed")
         return None
 
     @property
@@ -123,7 +123,7 @@ class _PageHandler(LocalHandler):
             found = self._find(path)
         except Exception as error:
             _complain(path, error)
-            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "this could not be made; the terminal says why")
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "this could not be made; see the terminal for the reason")
         else:
             self._send(found, _HTML if path == "/" else _BYTES)
 
@@ -139,7 +139,7 @@ class _PageHandler(LocalHandler):
 
     def _send(self, content: BinaryIO | None, kind: str) -> None:
         if content is None:
-            self.send_error(HTTPStatus.NOT_FOUND, "there is nothing of this name")
+            self.send_error(HTTPStatus.NOT_FOUND, "nothing here has this name")
             return
         with content:
             n_bytes = content.seek(0, os.SEEK_END)
@@ -164,10 +164,10 @@ def _complain(path: str, error: Exception) -> None:
     """To the one who started the server; the browser is told to look there."""
     from rankscope.render.escape import escape
 
-    hint = error.hint if isinstance(error, RankscopeError) else "run the same with RANKSCOPE_DEBUG=1 for the traceback"
+    hint = error.hint if isinstance(error, RankscopeError) else "run it again with RANKSCOPE_DEBUG=1 for the traceback"
     sys.stderr.write(f"error: {escape(path)}: {escape(f'{type(error).__name__}: {error}')}\n")
     if hint:
-        sys.stderr.write(f"  = help: {escape(hint)}\n")
+        sys.stderr.write(f"  = fix: {escape(hint)}\n")
     if os.environ.get("RANKSCOPE_DEBUG"):
         import traceback
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.commands import output
 from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
-from rankscope.errors import OutputError, UsageError
+from rankscope.commands.progress import Progress
+from rankscope.errors import OutputError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
     from rankscope.model.tables import Trace
 
-HELP = "run SQL on the merged tables of all ranks"
 FORMATS = ("table", "json", "csv", "parquet")
 _BATCH_ROWS = 10_000
+_MAX_TABLES = 5
 _TIMES_AS_TEXT = ("TIMESTAMP WITH TIME ZONE", "TIMESTAMP_NS")
 _QUOTED = re.compile(r'"([^"]+)"|name (\w+)')
 
@@ -27,12 +28,14 @@ _QUOTED = re.compile(r'"([^"]+)"|name (\w+)')
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
     parser.add_argument(
-        "sql", metavar="SQL", help="the statement, in DuckDB's dialect, or @FILE that holds it; see rankscope tables"
+        "sql",
+        metavar="SQL",
+        help="one statement in DuckDB's SQL, or @FILE; rankscope tables lists the tables",
     )
-    parser.add_argument("--format", choices=FORMATS, help="how to print the rows (default: table)")
-    parser.add_argument("--json", action="store_true", help="the same as --format json")
+    parser.add_argument("--format", choices=FORMATS, help="output format (default: table)")
+    parser.add_argument("--json", action="store_true", help="same as --format json")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE: .json, .csv, .parquet or .txt")
-    parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     add_reading_options(parser)
 
 
@@ -55,14 +58,14 @@ def run(args: Namespace) -> int:
         else:
             _write_rows(connection, trace, chosen, args)
     except Error as error:
-        raise _as_usage_error(error, connection) from error
+        raise _as_usage_error(error, args.sql) from error
     return 0
 
 
 def _format(args: Namespace) -> str:
     chosen = output.rows_format(args, ("json", "csv", "parquet", "txt"))
     if chosen == "parquet" and not args.output:
-        raise UsageError("Parquet does not go to the terminal", "name a file: -o rows.parquet")
+        raise UsageError("Parquet cannot be printed", "write it to a file: -o rows.parquet")
     return chosen
 
 
@@ -74,8 +77,8 @@ def _statement(given: str) -> str:
         with open(given[1:], encoding="utf-8") as file:
             return file.read()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(f"cannot read {given[1:]}: {reason}", "@FILE names a file that holds the statement") from error
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise UsageError(f"cannot read {given[1:]}: {reason}", "@FILE is a file that contains the statement") from error
 
 
 def _write_parquet(connection: DuckDBPyConnection, trace: Trace, args: Namespace) -> None:
@@ -90,7 +93,9 @@ def _write_parquet(connection: DuckDBPyConnection, trace: Trace, args: Namespace
     part = f"{path}.part-{os.getpid()}"
     forbid_outside_access(connection, trace, may_write=part)
     try:
-        connection.execute(f"COPY ({_inner(args.sql)}) TO {quote_text(part)} (FORMAT parquet)").fetchall()
+        with Progress() as progress:
+            progress(0, 0, f"writing {args.output}")
+            connection.execute(f"COPY ({_inner(args.sql)}) TO {quote_text(part)} (FORMAT parquet)").fetchall()
         os.replace(part, path)
     except (OSError, IOException) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
@@ -105,7 +110,9 @@ def _write_rows(connection: DuckDBPyConnection, trace: Trace, chosen: str, args:
     from rankscope.model.database import forbid_outside_access
 
     forbid_outside_access(connection, trace)
-    heads, batches = _run_sql(connection, args.sql)
+    with Progress() as progress:
+        progress(0, 0, "running the query")
+        heads, batches = _run_sql(connection, args.sql)
     lines = _lines(chosen, heads, batches, to_file=bool(args.output))
     if args.output:
         output.write_file(args.output, lines, args.force)
@@ -134,7 +141,7 @@ def _with_plain_times(connection: DuckDBPyConnection, sql: str) -> str:
 
     try:
         columns = connection.execute(f"DESCRIBE {_inner(sql)}").fetchall()
-    except Error:  # not a query, or a wrong one: running it will tell
+    except Error:  # not a query, or a wrong one: running it will show
         return sql
     times = [quote_name(column[0]) for column in columns if column[1] in _TIMES_AS_TEXT]
     if not times:
@@ -189,22 +196,37 @@ def _say_written(path: str) -> None:
 # What is wrong with a statement
 
 
-def _as_usage_error(error: Exception, connection: DuckDBPyConnection) -> UsageError:
+def _as_usage_error(error: Exception, sql: str) -> UsageError:
     message = str(error).partition("\n")[0]
-    return UsageError(message, _hint(message, connection))
+    return UsageError(message, _hint(message, sql))
 
 
-def _hint(message: str, connection: DuckDBPyConnection) -> str:
-    from rankscope.cli import did_you_mean
+def _hint(message: str, sql: str) -> str:
     from rankscope.model.tables import SCHEMA
 
     if message.startswith("Permission Error"):
-        return "query sees the traces' tables alone; rankscope export gives files to join with others"
+        return "query can read only the tables of the traces; to join them with other data: rankscope export"
     quoted = _QUOTED.findall(message)
     word = "".join(quoted[-1]) if quoted else ""
     if message.startswith("Catalog Error: Table"):
         return did_you_mean(word, SCHEMA) or f"the tables are {', '.join(SCHEMA)}"
     if "column" in message and "(use: " not in message:
-        columns = {column.name for spec in SCHEMA.values() for column in spec.columns}
-        return did_you_mean(word.rpartition(".")[2], sorted(columns)) or "rankscope tables lists every column"
+        return _column_hint(word.rpartition(".")[2], sql)
     return "rankscope tables lists every table and column"
+
+
+def _column_hint(word: str, sql: str) -> str:
+    """The closest column of the tables in the statement, else where a column of that name is."""
+    from rankscope.model.database import named_tables
+    from rankscope.model.tables import SCHEMA
+
+    columns = {name: [column.name for column in SCHEMA[name].columns] for name in SCHEMA}
+    asked = sorted(named_tables(sql))
+    close = did_you_mean(word, [column for name in asked for column in columns[name]])
+    elsewhere = [name for name in columns if word in columns[name] and name not in asked]
+    if elsewhere:
+        more = f" and {len(elsewhere) - _MAX_TABLES} more tables" if len(elsewhere) > _MAX_TABLES else ""
+        return f"{word} is a column of {', '.join(elsewhere[:_MAX_TABLES])}{more}" + (f"; {close}" if close else "")
+    if close or not asked:
+        return close or "rankscope tables lists every column"
+    return f"the columns of {asked[0]} are {', '.join(columns[asked[0]])}"

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from rankscope.collect.settings import Settings
 
-HELP = "run a job, collect traces from every rank of it, then say what went wrong"
 FOLDER = "traces"
 # What can be chosen by name -> its setting.
 DEFAULTS = {name: name.replace("-", "_") for name in ("execution-trace", "kineto", "recorder", "stacks", "metrics")}
@@ -28,17 +27,27 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("command", metavar="COMMAND", nargs=REMAINDER, help="the job, after --: torchrun ... train.py")
     parser.add_argument(
-        "-o", "--output", metavar="DIR", default=FOLDER, help="where the files go (default: traces, then traces/run_2)"
+        "-o",
+        "--output",
+        metavar="DIR",
+        default=FOLDER,
+        help="output folder (default: traces; a second run goes to traces/run_2)",
     )
-    what = parser.add_argument_group("what is collected", f"{', '.join(DEFAULTS)}, if nothing else is said")
-    what.add_argument("--only", metavar="WHAT", type=_kinds, action="append", help="these alone: kineto,metrics")
-    what.add_argument("--no", metavar="WHAT", type=_kinds, action="append", help="not these")
-    what.add_argument("--desync", action="store_true", help="each collective's start and end, in the job's own store")
-    what.add_argument("--cpp-stacks", action="store_true", help="C++ frames with the stacks of stalls and of requests")
+    what = parser.add_argument_group("what to collect", f"by default: {', '.join(DEFAULTS)}")
     what.add_argument(
-        "--nsys", action="store_true", help="run each rank under Nsight Systems: nsys_<rank>.nsys-rep and its export"
+        "--only", metavar="WHAT", type=_kinds, action="append", help="collect only these, for example kineto,metrics"
     )
-    what.add_argument("--logs", metavar="NAMES", default="", help="as TORCH_LOGS takes them; see rankscope logs")
+    what.add_argument("--no", metavar="WHAT", type=_kinds, action="append", help="do not collect these")
+    what.add_argument(
+        "--desync", action="store_true", help="also track each collective's start and end in the job's TCP store"
+    )
+    what.add_argument("--cpp-stacks", action="store_true", help="add C++ frames to stack dumps")
+    what.add_argument(
+        "--nsys", action="store_true", help="also run each rank under Nsight Systems and export nsys_<rank>.nsys-rep"
+    )
+    what.add_argument(
+        "--logs", metavar="NAMES", default="", help="logs to turn on, as in TORCH_LOGS; see rankscope logs"
+    )
     what.add_argument(
         "--debug-server",
         metavar="PORT",
@@ -48,27 +57,31 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     _add_profiling_options(parser)
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--ring-size", metavar="N", type=_count, help="calls that the recorders keep (default: 2000)")
+    limits.add_argument(
+        "--ring-size", metavar="N", type=_count, help="calls that the Flight Recorder keeps per rank (default: 2000)"
+    )
     limits.add_argument(
         "--stall",
         metavar="SECONDS",
         type=positive_seconds,
-        help="dump when no collective ends for so long (default: 300)",
+        help="dump if no collective finishes for this long (default: 300)",
     )
-    limits.add_argument("--gzip", action="store_true", help="pack the profiler's files")
-    limits.add_argument("--max-size", metavar="SIZE", type=parse_size, help="per rank, like 500M (default: 4G)")
-    parser.add_argument("--no-diagnose", action="store_true", help="do not say what went wrong when the job is over")
+    limits.add_argument("--gzip", action="store_true", help="compress the profiler traces")
+    limits.add_argument(
+        "--max-size", metavar="SIZE", type=parse_size, help="disk space per rank, for example 500M (default: 4G)"
+    )
+    parser.add_argument("--no-diagnose", action="store_true", help="do not diagnose when the job ends")
 
 
 def _add_profiling_options(parser: ArgumentParser) -> None:
-    steps = parser.add_argument_group("steps that are profiled")
+    steps = parser.add_argument_group("which steps to profile")
     for name, default, text in (
-        ("skip-first", 0, "steps before all else, once"),
-        ("wait", 5, "steps before the first; the job's first step is never recorded, as nobody saw where it began"),
-        ("warmup", 1, "steps that the profiler runs before it records"),
-        ("active", 3, "steps recorded with the execution trace"),
-        ("clean", 2, "steps recorded after them by Kineto alone, as the execution trace slows them down"),
-        ("repeat", 1, "how often all this is done"),
+        ("skip-first", 0, "steps to skip once, at the start"),
+        ("wait", 5, "steps to wait before each recording; the first step of the job is never recorded"),
+        ("warmup", 1, "steps in which the profiler warms up"),
+        ("active", 3, "steps to record with the execution trace"),
+        ("clean", 2, "steps to record after them without the execution trace, which slows steps down"),
+        ("repeat", 1, "how many times to do all this"),
     ):
         steps.add_argument(f"--{name}", metavar="N", type=_count, help=f"{text} (default: {default})")
     steps.add_argument("--with-stack", action="store_true", help="record the Python stack of every operator")
@@ -97,13 +110,13 @@ def run(args: Namespace) -> int:
     try:
         leftovers.finish(folder, {**about, "ended_ns": _now()})
     except OSError as error:
-        _tell(f"{folder} cannot be written any more: {error.strerror or error}")
+        _tell(f"cannot write to {folder} any more: {error.strerror or error}")
         return code
     running = leftovers.unfinished(folder)
     diagnoses = not args.no_diagnose and not running
     _tell(*summary_lines(folder, with_problems=not diagnoses))  # the diagnosis tells them as well
     if running:
-        _tell(f"{ranks_phrase(running)} still running; when all have ended: rankscope {folder}")
+        _tell(f"{ranks_phrase(running)} still running; when they have ended: rankscope {folder}")
     elif diagnoses:
         _diagnose(folder)
     return code
@@ -139,18 +152,18 @@ def parse_size(text: str) -> int:
     if number and number[-1] in UNITS:
         number, unit = number[:-1], number[-1]
     if not number.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a size like 500M or 4G")
+        raise ArgumentTypeError(f"{text!r} is not a size; write it like 500M or 4G")
     return int(number) * UNITS[unit]
 
 
 def _kinds(text: str) -> list[str]:
-    from rankscope.cli import did_you_mean
+    from rankscope.errors import did_you_mean
 
     names = [name.strip().replace("_", "-") for name in text.split(",") if name.strip()]
     for name in names:
         if name not in KINDS:
-            hint = did_you_mean(name, KINDS) or f"there are {', '.join(KINDS)}"
-            raise ArgumentTypeError(f"nothing is called {name!r}: {hint}")
+            hint = did_you_mean(name, KINDS) or f"choose from {', '.join(KINDS)}"
+            raise ArgumentTypeError(f"{name!r} is not something to collect: {hint}")
     return names
 
 
@@ -164,16 +177,19 @@ def _check_command(command: list[str]) -> None:
     from rankscope.collect.launching.environment import find_program
 
     if not command:
-        raise UsageError("there is no command to run", "rankscope record -o traces -- torchrun ... train.py")
+        raise UsageError(
+            "record needs a command to run",
+            "for example: rankscope record -o traces -- torchrun --nproc-per-node 8 train.py",
+        )
     if find_program(command) is None:
-        hint = "put it after --, and give its path if it is not on the PATH"
-        raise UsageError(f"there is no program {command[0]!r} to run", hint)
+        hint = "put the command after --, and give the full path of its program if it is not on the PATH"
+        raise UsageError(f"cannot find the program {command[0]!r}", hint)
 
 
 def _check_schedule(wanted: Settings) -> None:
     wrong = wanted.wrong_schedule()
     if wrong:
-        hint = "ask for at least 1; to record no steps at all: --no kineto,execution-trace"
+        hint = "use at least 1; to record no steps at all: --no kineto,execution-trace"
         raise UsageError(f"--{wrong}", hint)
 
 
@@ -187,35 +203,35 @@ def _check_debug_server(port: int, command: list[str]) -> None:
     python = job_python(command)
     lacks = ask_python(python) if python else None
     if lacks is None:
-        _tell("whether the job's Python has what the debug server needs is not checked: it could not be asked")
+        _tell("cannot check whether the job's Python has what the debug server needs")
     elif lacks:
-        hint = f"{python} -m pip install {' '.join(lacks)} (pip install 'rankscope[{EXTRA}]' brings them as well)"
-        raise UsageError(f"--debug-server needs what the job's Python lacks: {', '.join(lacks)}", hint)
+        hint = f"{python} -m pip install {' '.join(lacks)} (pip install 'rankscope[{EXTRA}]' installs them as well)"
+        raise UsageError(f"--debug-server needs packages that the job's Python lacks: {', '.join(lacks)}", hint)
 
 
 def _check_logs(logs: str, command: list[str]) -> None:
     """A name that torch does not know would cost the logs of the whole run."""
-    from rankscope.cli import did_you_mean
     from rankscope.collect.launching.environment import job_python
     from rankscope.collect.launching.log_names import as_torch_has_them, ask_torch, is_well_formed, split_names
+    from rankscope.errors import did_you_mean
 
     if not logs:
         return
     if not is_well_formed(logs):
-        raise UsageError(f"--logs {logs} is not a list of names", "give them as in --logs recompiles,+dynamo")
+        raise UsageError(f"--logs {logs} is not a list of names", "write it like --logs recompiles,+dynamo")
     python = job_python(command)
     if python is None:
-        _tell("the names of --logs are not checked: the command does not show which Python it runs")
+        _tell("cannot check the names in --logs: the command does not show which Python it runs")
         return
     asked = split_names(as_torch_has_them(logs))
     try:
         known = ask_torch(python, asked)
     except InputError as error:
-        _tell(f"the names of --logs are not checked: {error.message}")
+        _tell(f"cannot check the names in --logs: {error.message}")
         return
     for name in known.wrong(asked):
         hint = did_you_mean(name, (known_name.name for known_name in known.names))
-        raise UsageError(f"torch {known.torch} has no log {name!r}", hint or "rankscope logs lists them")
+        raise UsageError(f"torch {known.torch} has no log called {name!r}", hint or "rankscope logs lists them")
 
 
 def _claim(base: str, run_id: str) -> Path:
@@ -226,9 +242,11 @@ def _claim(base: str, run_id: str) -> Path:
     try:
         folder = folders.claim(Path(base).absolute(), run_id)
     except OSError as error:
-        raise OutputError(f"cannot write into {base}: {error.strerror or error}", "choose another with -o") from None
+        raise OutputError(
+            f"cannot write to {base}: {error.strerror or error}", "choose another folder with -o"
+        ) from None
     if folder != Path(base).absolute():
-        _tell(f"{base} holds an earlier run: this one goes into {folder}")
+        _tell(f"{base} has an earlier run: this one goes to {folder}")
     return folder
 
 
@@ -256,7 +274,7 @@ def _run_job(command: list[str], wanted: Settings, about: dict[str, Any]) -> int
     environment = job_environment(wanted)
     _tell(*environment.notes)
     if wanted.nsys and shutil.which(nsys.PROGRAM) is None:
-        _tell("nsys is not on the PATH: nothing comes from Nsight Systems, all else goes on")
+        _tell("nsys is not on the PATH: nothing is collected from Nsight Systems; everything else is")
     manifest.write_whole(Path(wanted.folder), about)
     try:
         return run_job(command, environment.variables, lambda: _ask_ranks(Path(wanted.folder)))
@@ -273,7 +291,7 @@ def _ask_ranks(folder: Path) -> None:
         place = newest_place(folder)
         requests.ask(place, "SIGUSR2 to rankscope record")
     except OSError as error:
-        _tell(f"the ranks cannot be asked: {error.strerror or error}")
+        _tell(f"cannot ask the ranks for a dump: {error.strerror or error}")
     else:
         _tell(f"the ranks were asked for a dump into {place}")
 
@@ -297,7 +315,7 @@ def _diagnose(folder: Path) -> None:
     except RankscopeError as error:
         _tell(f"no diagnosis: {error.message}")
     except KeyboardInterrupt:
-        _tell(f"no diagnosis: interrupted; later: rankscope {folder}")
+        _tell(f"diagnosis interrupted; the traces are kept: rankscope {folder}")
 
 
 def _now() -> int:

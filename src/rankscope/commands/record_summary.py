@@ -19,7 +19,7 @@ _SIGNS = {
 _UNITS = ("bytes", "KB", "MB", "GB", "TB")
 _NOBODY = (
     "nothing was collected: no process of the job that could be watched has imported torch",
-    "  a Python with -E, -I or -S, or a script that sets PYTHONPATH anew, cannot be watched",
+    "  a Python with -E, -I or -S, or a script that overwrites PYTHONPATH, cannot be watched",
 )
 
 
@@ -49,7 +49,7 @@ def summary_lines(folder: Path, with_problems: bool) -> Iterator[str]:
 
 
 def _steps(parts: list[leftovers.Part]) -> Iterator[str]:
-    """How many, and by what they were told apart; ranks that agree are one line."""
+    """How many steps were seen, and from what; ranks that agree share one line."""
     ranks: dict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
     for part in parts:
         ranks[tuple(part.get("steps_by", {}).items())].append(part["rank"])
@@ -57,8 +57,8 @@ def _steps(parts: list[leftovers.Part]) -> Iterator[str]:
         if not steps_by:
             continue
         whom = "" if len(where) == len(parts) else f" on {ranks_phrase(sorted(where))}"
-        told = [f"{count_noun(n, 'step')}, told apart by {_SIGNS.get(sign, sign)}" for sign, n in steps_by]
-        yield f"  {', then '.join(told)}{whom}"
+        counts = [f"{count_noun(n, 'step')}, counted by {_SIGNS.get(sign, sign)}" for sign, n in steps_by]
+        yield f"  {', then '.join(counts)}{whom}"
 
 
 def _problems(parts: list[leftovers.Part]) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _problems(parts: list[leftovers.Part]) -> Iterator[str]:
         whom = "" if len(where) == n_ranks else f" on {ranks_phrase(sorted(where))}"
         yield f"  problem with {what.replace('_', ' ')}{whom}: {problem}"
         if hint:
-            yield f"    = help: {hint}"
+            yield f"    = fix: {hint}"
 
 
 def _failures(folder: Path) -> Iterator[str]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from rankscope.commands import output
 from rankscope.commands.diagnose import add_fail_on, exit_code
-from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
+from rankscope.commands.loading import PATH_HELP, add_reading_options, diagnose_trace, load_trace
+from rankscope.commands.progress import Progress
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -17,32 +18,36 @@ if TYPE_CHECKING:
     from rankscope.render.page.contents import PageOptions
     from rankscope.render.page.writer import Written
 
-HELP = "write the findings and the views behind them as one offline page"
 DEFAULT_OUTPUT = "report.html"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
     parser.add_argument(
-        "-o", "--output", metavar="FILE", default=DEFAULT_OUTPUT, help=f"the page (default: {DEFAULT_OUTPUT})"
+        "-o",
+        "--output",
+        metavar="FILE",
+        default=DEFAULT_OUTPUT,
+        help=f"write the page to FILE (default: {DEFAULT_OUTPUT})",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
-    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
     add_page_options(parser)
     parser.add_argument(
-        "--max-size", type=_megabytes, metavar="MB", help="thin the data of a page that would be larger (default: 10)"
+        "--max-size",
+        type=_megabytes,
+        metavar="MB",
+        help="thin the data if the page would be larger than this (default: 10)",
     )
-    parser.add_argument("--json", action="store_true", help="print what was written, and the findings, as JSON")
+    parser.add_argument("--json", action="store_true", help="print a summary and the findings as JSON")
     add_fail_on(parser)
     add_reading_options(parser)
 
 
 def add_page_options(parser: ArgumentParser) -> None:
     """What a page may tell; `rankscope serve` has the same."""
-    parser.add_argument("--no-source", action="store_true", help="leave out the lines of source code")
-    parser.add_argument(
-        "--redact", action="store_true", help="leave out lines of source code, directories and names of hosts"
-    )
+    parser.add_argument("--no-source", action="store_true", help="do not show lines of source code")
+    parser.add_argument("--redact", action="store_true", help="leave out source code, directories and host names")
 
 
 def run(args: Namespace) -> int:
@@ -51,8 +56,10 @@ def run(args: Namespace) -> int:
 
     output.check_writable(args.output, args.force)
     trace = load_trace(args)
-    report = pipeline.diagnose(trace)
-    written = write_page(trace, report, args.output, page_options(args))
+    report = diagnose_trace(trace)
+    with Progress() as progress:
+        shown = pipeline.shown_world(trace, report)
+        written = write_page(shown, report, args.output, page_options(args), progress)
     _tell(report, written, args)
     if args.open:
         import pathlib
@@ -79,7 +86,7 @@ def page_options(args: Namespace, *, is_served: bool = False) -> PageOptions:
 def _tell(report: Report, written: Written, args: Namespace) -> None:
     from rankscope.model.finding import SEVERITIES
     from rankscope.render.escape import escape
-    from rankscope.render.finding_words import found_counts
+    from rankscope.render.finding_words import found_phrase
     from rankscope.render.listing import n_bytes_phrase
 
     if args.json:
@@ -87,8 +94,7 @@ def _tell(report: Report, written: Written, args: Namespace) -> None:
         record = {"path": args.output, "n_bytes": written.n_bytes, "left_out": written.remarks, "found": counts}
         output.print_json({**record, "findings": report.findings})
         return
-    found = ", ".join(found_counts(report)) or "no problem found"
-    sys.stderr.write(f"Wrote {args.output} ({n_bytes_phrase(written.n_bytes)}): {found}\n")
+    sys.stderr.write(f"Wrote {args.output} ({n_bytes_phrase(written.n_bytes)}). {found_phrase(report)}.\n")
     for remark in written.remarks:
         sys.stderr.write(f"  = note: {escape(remark)}\n")
     if report.findings:
@@ -103,7 +109,7 @@ def verdict_line(report: Report) -> str:
     from rankscope.render.finding_words import headline
 
     first = report.findings[0]
-    return f"{first.severity}[{first.code}] {escape(headline(first))}"
+    return f"{first.severity}[{first.code}] ({first.certainty}) {escape(headline(first))}"
 
 
 def _megabytes(text: str) -> int:
@@ -114,5 +120,5 @@ def _megabytes(text: str) -> int:
     except ValueError:
         size = 0.0
     if not 0.1 <= size < 10_000:
-        raise ArgumentTypeError(f"{text!r} is not a number of megabytes (0.1 or more)")
+        raise ArgumentTypeError(f"{text!r} is not a size in megabytes of 0.1 or more")
     return int(size * 1e6)

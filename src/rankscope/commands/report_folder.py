@@ -28,7 +28,7 @@ def check_folder(path: str, force: bool) -> None:
     if not os.path.lexists(path):
         parent = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(parent):
-            raise OutputError(f"there is no folder {parent}", f"make it first: mkdir -p {parent}")
+            raise OutputError(f"the folder {parent} does not exist", f"create it first: mkdir -p {parent}")
         return
     if not os.path.isdir(path):
         raise OutputError(f"{path} is a file", "give the name of a folder, or of a new .html file")
@@ -39,11 +39,11 @@ def check_folder(path: str, force: bool) -> None:
     if foreign or "index.html" not in held:
         what = f"such as {foreign[0]}" if foreign else "and no index.html"
         raise OutputError(
-            f"{path} holds other things than a report, {what}: nothing is removed there",
+            f"{path} has files that are not part of a report, {what}: rankscope does not remove them",
             "choose another folder with -o",
         )
     if not force:
-        raise OutputError(f"{path} exists already", "choose another folder with -o, or give --overwrite to replace it")
+        raise OutputError(f"{path} exists already", "choose another folder with -o, or add --overwrite to replace it")
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def new_folder(path: str, force: bool) -> Iterator[str]:
         yield part
         _replace(part, target, force)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}", "choose a folder that you may write to") from error
+        raise OutputError(f"cannot write {path}: {error.strerror}", "choose a folder that you can write to") from error
     finally:
         if os.path.lexists(part):
             shutil.rmtree(part, ignore_errors=True)

@@ -6,7 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
-from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
+from rankscope.commands.loading import PATH_HELP, add_reading_options, diagnose_trace, load_trace
+from rankscope.commands.progress import Progress
 from rankscope.commands.report import add_page_options, page_options, verdict_line
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from rankscope.model.tables import Trace
     from rankscope.render.page.contents import PageOptions
 
-HELP = "show the page on 127.0.0.1, its data loaded on demand, with a button for Perfetto"
 DEFAULT_PORT = 8377
 _MAX_PORT = 65_535
 
@@ -28,9 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--port",
         type=_port,
         metavar="N",
-        help=f"port of 127.0.0.1, 0 for any that is free (default: {DEFAULT_PORT}, else any)",
+        help=f"port on 127.0.0.1; 0 picks a free one (default: {DEFAULT_PORT}, or a free one)",
     )
-    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
     add_page_options(parser)
     parser.add_argument("--json", action="store_true", help="print the address as JSON")
     add_reading_options(parser)
@@ -42,8 +42,8 @@ def run(args: Namespace) -> int:
 
     with listening(args.port) as server:
         trace = load_trace(args)
-        report = pipeline.diagnose(trace)
-        server.shown = shown(trace, report, page_options(args, is_served=True))
+        report = diagnose_trace(trace)
+        server.shown = shown(pipeline.shown_world(trace, report), report, page_options(args, is_served=True))
         _tell(server.url, report, args)
         serve_until_interrupted(server, args.open)
     return 0
@@ -57,8 +57,8 @@ def listening(port: int | None) -> PageServer:
         return PageServer(DEFAULT_PORT if port is None else port)
     except OSError as error:
         if port is not None:
-            raise listening_failed(port, error, "give another port, or 0 for any that is free: --port 0") from error
-    sys.stderr.write(f"Port {DEFAULT_PORT} is taken; another one is used instead\n")
+            raise listening_failed(port, error, "choose another port, or --port 0 for a free one") from error
+    sys.stderr.write(f"Port {DEFAULT_PORT} is in use; using another one\n")
     return PageServer(0)
 
 
@@ -72,10 +72,12 @@ def shown(trace: Trace, report: Report, options: PageOptions) -> Shown:
         from rankscope.render.timeline.drawing import Cut
         from rankscope.render.timeline.writer import write_timeline
 
-        write_timeline(trace, report.findings, path, Cut(prepare_axis(trace)), MAX_EVENTS)
+        write_timeline(trace, report.shown_findings, path, Cut(prepare_axis(trace)), MAX_EVENTS)
 
     # A timeline is made of names of files, functions and hosts.
-    return Shown(build_page(trace, report, options), None if options.redact else write)
+    with Progress() as progress:
+        page = build_page(trace, report, options, progress)
+    return Shown(page, None if options.redact else write)
 
 
 def _tell(url: str, report: Report, args: Namespace) -> None:

@@ -56,7 +56,7 @@ class LocalHandler(BaseHTTPRequestHandler):
         if self.command not in ("GET", "HEAD"):
             return Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "this report can only be read")
         if self._is_foreign(host):
-            return Refusal(HTTPStatus.FORBIDDEN, "this report answers to no other page")
+            return Refusal(HTTPStatus.FORBIDDEN, "this report does not answer to other pages")
         return None
 
     def _is_foreign(self, host: str) -> bool:
@@ -108,7 +108,7 @@ def serve_until_interrupted(server: LocalServer, open_browser: bool) -> None:
 
 class _ReportHandler(LocalHandler, SimpleHTTPRequestHandler):
     def list_directory(self, path: Any) -> None:
-        self.send_error(HTTPStatus.NOT_FOUND, "there is no such page")
+        self.send_error(HTTPStatus.NOT_FOUND, "no such page")
 
 
 def report_server(folder: str, port: int) -> LocalServer:
@@ -121,11 +121,11 @@ def report_server(folder: str, port: int) -> LocalServer:
     try:
         return LocalServer((ADDRESS, port), Handler)
     except (OSError, OverflowError) as error:
-        raise listening_failed(port, error, "give another port: --serve 8123") from error
+        raise listening_failed(port, error, "choose another port: --serve 8123") from error
 
 
 def serve_report(folder: str, port: int, open_browser: bool) -> None:
-    """Until Ctrl-C. For where file:// is not at hand: containers, remote editors."""
+    """Until Ctrl-C. For where file:// does not work: containers, remote editors."""
     with report_server(folder, port) as server:
         sys.stderr.write(f"Serving the report at {server.url} until Ctrl-C\n")
         serve_until_interrupted(server, open_browser)

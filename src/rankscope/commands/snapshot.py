@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from rankscope.model.finding import Report
     from rankscope.model.tables import Trace
 
-HELP = "have every rank of a recorded job that runs now dump what it knows, then say what it shows"
 TIMEOUT_S = 30.0
 WATCH_S = 5.0
 _POLL_S = 0.1
 _MAX_HOLES = 8
-_RECORD_HINT = "give the folder of a job that runs under rankscope record, or that called rankscope.collect()"
+_RECORD_HINT = "give the output folder of a job that runs under rankscope record or called rankscope.collect()"
 
 
 class Visit(NamedTuple):
@@ -34,13 +33,15 @@ class Visit(NamedTuple):
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="where rankscope record, or rankscope.collect(), writes")
+    parser.add_argument(
+        "folder", metavar="DIR", help="the folder that rankscope record, or rankscope.collect(), writes to"
+    )
     parser.add_argument(
         "--watch",
         type=output.positive_seconds,
         default=WATCH_S,
         metavar="SECONDS",
-        help=f"how far apart the ranks are asked twice: one look cannot tell slow from hung (default: {WATCH_S:.0f})",
+        help=f"ask the ranks twice, this far apart, to see whether they make progress (default: {WATCH_S:.0f})",
     )
     parser.add_argument(
         "--timeout",
@@ -54,17 +55,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from rankscope import pipeline
     from rankscope.analyze.hangs.progress import progress_between, tempered
     from rankscope.commands.attach import wait_until
     from rankscope.commands.diagnose import exit_code
+    from rankscope.commands.loading import diagnose_trace
 
     place = _place(args.folder)
     before = _visit(place, args.timeout)
     wait_until(before.moment + args.watch)
     after = _visit(place, args.timeout)
     progress = progress_between(before.trace, after.trace, after.moment - before.moment)
-    report = tempered(pipeline.diagnose(after.trace), progress)
+    report = tempered(diagnose_trace(after.trace), progress)
     _show(report, after.silent, progress, place, args)
     return exit_code(report, "error")
 
@@ -76,10 +77,10 @@ def _place(folder: str) -> Path:
     from rankscope.collect.manifest import read_parts
 
     if not os.path.isdir(folder):
-        raise InputError(f"{folder} is no folder", _RECORD_HINT)
+        raise InputError(f"{folder} is not a folder", _RECORD_HINT)
     place = newest_place(Path(folder))
     if not read_parts(place):
-        raise InputError(f"no rank has written into {folder}", _RECORD_HINT)
+        raise InputError(f"no rank has written to {folder}", _RECORD_HINT)
     return place
 
 
@@ -92,21 +93,23 @@ def _visit(place: Path, timeout_s: float) -> Visit:
 
     running = [part for part in _parts(place) if part.get("ended_ns") is None]
     if not running:
-        hint = f"its traces are complete: rankscope {place}"
-        raise InputError(f"no rank of {place} runs any more", hint)
+        hint = f"diagnose its traces: rankscope {place}"
+        raise InputError(f"the job in {place} has ended", hint)
     moment = time.monotonic()
     try:
         wanted = requests.ask(place)
     except OSError as error:
-        raise OutputError(f"cannot write into {place}: {error.strerror}", "run it as the user of the job") from error
+        raise OutputError(
+            f"cannot write to {place}: {error.strerror}", "run rankscope as the user who started the job"
+        ) from error
     try:
         silent = _wait(place, wanted, moment + timeout_s)
     finally:
         requests.take_back(place)
     if len(silent) == len(running):
         said = "; ".join(dict.fromkeys(silent.values()))
-        hint = "see what py-spy dump --native --pid PID or gdb -p PID shows of them"
-        raise InputError(f"{ranks_phrase(sorted(silent))} gave no answer within {timeout_s:g} s: {said}", hint)
+        hint = "look at the processes with py-spy dump --native --pid PID, or gdb -p PID"
+        raise InputError(f"{ranks_phrase(sorted(silent))} did not answer within {timeout_s:g} s: {said}", hint)
     return Visit(load_paths([str(place)]), silent, moment)
 
 
@@ -139,12 +142,12 @@ def _may_answer(part: dict[str, Any]) -> bool:
 def _why_silent(part: dict[str, Any]) -> str:
     state = _process_state(part)
     if state is None:
-        return f"it runs on host {part.get('host') or '?'}, and its answer has not come through the folder"
+        return f"it runs on host {part.get('host') or '?'}, and its answer has not reached the folder"
     if not state:
-        return f"its process {part.get('pid')} is gone: it was killed or it crashed"
+        return f"its process {part.get('pid')} is gone: it was killed or crashed"
     if state in "Tt":
         return f"its process {part.get('pid')} is stopped"
-    return f"its process {part.get('pid')} is there, but no Python code could run in it"
+    return f"its process {part.get('pid')} is running, but could not run Python code"
 
 
 def _process_state(part: dict[str, Any]) -> str | None:
@@ -190,6 +193,6 @@ def _silence_lines(silent: dict[int, str]) -> Iterator[str]:
 
     listed: Sequence[tuple[int, str]] = sorted(silent.items())
     for rank, why in listed[:_MAX_HOLES]:
-        yield f"rank {rank} has not dumped: {why}; its files are those of an earlier dump, if there was one"
+        yield f"rank {rank} has not dumped: {why}; its files, if any, are from an earlier dump"
     if len(listed) > _MAX_HOLES:
         yield f"{count_noun(len(listed) - _MAX_HOLES, 'more rank')} did not answer (--json lists them)"

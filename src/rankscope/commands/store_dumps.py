@@ -53,7 +53,7 @@ def make_stacks(groups: Sequence[TrackedGroup]) -> dict[int, str]:
 
 
 def _section(detail: Detail) -> str:
-    lines = [section_header(detail.rank, detail.pid, detail.time_ns / 1e9, "told by the job's store"), _MAIN_THREAD]
+    lines = [section_header(detail.rank, detail.pid, detail.time_ns / 1e9, "from the job's store"), _MAIN_THREAD]
     lines += [
         f'  File "{_one_line(frame.filename)}", line {frame.line} in {_one_line(frame.name)}' for frame in detail.now
     ]

@@ -161,7 +161,7 @@ def find_groups(store: TcpStore, wanted: Wanted) -> Found:
     newest = max((tracker.attempt for tracker in trackers), default=-1)
     notes = []
     if any(tracker.attempt < newest for tracker in trackers):
-        notes.append(f"the job was restarted: only attempt {newest} is told, earlier ones are over")
+        notes.append(f"the job was restarted: only attempt {newest} is shown")
     n_ranks: dict[Tracker, int] = {}
     for key in keys:
         tracker = Tracker(key.prefix, key.group)
@@ -192,7 +192,7 @@ def _unseen(groups: Iterable[TrackedGroup]) -> Iterator[str]:
         if not tracked.is_size_known:
             hint = ": give --world-size" if group.name == _WORLD else ""
             last = f"one after rank {group.size - 1} of it that never joined a collective cannot be seen{hint}"
-            yield f"the store does not tell how many ranks group {group.name} has; {last}"
+            yield f"the store does not say how many ranks group {group.name} has; {last}"
 
 
 def _order(tracked: TrackedGroup) -> tuple[int, str, str]:

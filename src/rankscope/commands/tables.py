@@ -12,12 +12,10 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Collection, Iterator, Sequence
 
-HELP = "list every table and column that query and export know"
-
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="PATH", nargs="*", help="traces whose rows are to be counted")
-    parser.add_argument("--table", metavar="NAME", action="append", help="list this table alone; may be given again")
+    parser.add_argument("paths", metavar="PATH", nargs="*", help="count the rows in these traces")
+    parser.add_argument("--table", metavar="NAME", action="append", help="show only this table; repeat for more")
     output.add_output_options(parser)
     add_reading_options(parser)
 
@@ -33,13 +31,13 @@ def run(args: Namespace) -> int:
 
 
 def _chosen(asked: Sequence[str] | None) -> Collection[str]:
-    from rankscope.cli import did_you_mean
+    from rankscope.errors import did_you_mean
     from rankscope.model.tables import SCHEMA
 
     for name in asked or ():
         if name not in SCHEMA:
             hint = did_you_mean(name, SCHEMA) or "rankscope tables lists them all"
-            raise UsageError(f"there is no table {name!r}", hint)
+            raise UsageError(f"no table is called {name!r}", hint)
     return asked or SCHEMA
 
 
@@ -78,5 +76,15 @@ def _page(records: list[dict[str, Any]], args: Namespace) -> Iterator[str]:
             yield f"    {column['name']:{widths[0]}}  {column['type']:{widths[1]}}  {column['about']}"
         yield ""
     paths = " ".join(map(shlex.quote, args.paths)) or "PATH"
-    table = records[0]["table"] if args.table else "collectives"
-    yield f'Next: rankscope query {paths} "from {table} limit 10"'
+    yield f'Next: rankscope query {paths} "from {_worth_a_look(records)} limit 10"'
+
+
+# What most come for, if it has rows.
+_FIRST_LOOKS = ("collectives", "kernels", "compilations", "et_nodes", "metrics", "ranks")
+
+
+def _worth_a_look(records: list[dict[str, Any]]) -> str:
+    """A table that has rows, as far as they were counted."""
+    names = [record["table"] for record in records if record.get("n_rows", 1)]
+    names = names or [record["table"] for record in records]
+    return next((name for name in _FIRST_LOOKS if name in names), names[0])

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.commands import output
 from rankscope.commands.fr import parse_ranks
-from rankscope.commands.loading import PATH_HELP, add_reading_options, load_trace
+from rankscope.commands.loading import PATH_HELP, add_reading_options, diagnose_trace, load_trace
 from rankscope.commands.metrics import parse_steps
+from rankscope.commands.progress import Progress
 from rankscope.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from rankscope.render.timeline.drawing import Cut
     from rankscope.render.timeline.writer import Written
 
-HELP = "write the merged timeline of all ranks for Perfetto"
 MAX_EVENTS = 5_000_000
 _EXTENSIONS = (".json", ".json.gz")
 _UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
@@ -44,31 +44,31 @@ class Moment(NamedTuple):
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", help=PATH_HELP)
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="where to write: .json or .json.gz")
-    parser.add_argument("--force", action="store_true", help="overwrite FILE when it exists")
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
-    parser.add_argument("--ranks", type=parse_ranks, metavar="R", help="only these ranks: 0-7,12")
-    parser.add_argument("--steps", type=parse_steps, metavar="S", help="only the time of these steps: 3-5")
-    moment = "12.5s or 300ms after the beginning, an ISO time, or nanoseconds since the epoch"
-    parser.add_argument("--since", type=parse_moment, metavar="TIME", help=f"only what ends after: {moment}")
-    parser.add_argument("--until", type=parse_moment, metavar="TIME", help="only what starts before")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="write to FILE: .json or .json.gz")
+    parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
+    parser.add_argument("--json", action="store_true", help="print a summary as JSON")
+    parser.add_argument("--ranks", type=parse_ranks, metavar="R", help="only these ranks, for example 0-7,12")
+    parser.add_argument("--steps", type=parse_steps, metavar="S", help="only these steps, for example 3-5")
+    moment = "12.5s or 300ms after the start, an ISO time, or nanoseconds since the epoch"
+    parser.add_argument("--since", type=parse_moment, metavar="TIME", help=f"only events that end after TIME: {moment}")
+    parser.add_argument("--until", type=parse_moment, metavar="TIME", help="only events that start before TIME")
     parser.add_argument(
         "--around",
         metavar="FINDING",
-        help="only the time and the ranks around a finding: H102, or H102-2 for the second",
+        help="only the time and ranks around a finding: H102, or H102-2 for the second H102",
     )
     parser.add_argument(
         "--margin",
         type=parse_span,
         metavar="TIME",
-        help="with --around: how long before and after (default: a step, or 1s)",
+        help="with --around: how much time before and after (default: one step, or 1s)",
     )
     parser.add_argument(
         "--max-events",
         type=_count,
         default=MAX_EVENTS,
         metavar="N",
-        help="leave out the shortest operators, then calls and kernels, beyond this (default: 5000000)",
+        help="if there are more events, leave out the shortest operators, calls and kernels (default: 5000000)",
     )
     add_reading_options(parser)
 
@@ -79,7 +79,7 @@ def parse_span(text: str) -> int:
 
     found = _SPAN.fullmatch(text.strip())
     if not found:
-        raise ArgumentTypeError(f"{text!r} is not a time like 12.5s or 300ms")
+        raise ArgumentTypeError(f"{text!r} is not a duration; write it like 12.5s or 300ms")
     return int(Decimal(found[1]) * _UNITS[found[2]])
 
 
@@ -94,7 +94,9 @@ def parse_moment(text: str) -> Moment:
     try:
         told = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not a time like 12.5s, 2026-01-15T14:02:14 or nanoseconds") from None
+        raise ArgumentTypeError(
+            f"{text!r} is not a time; write it like 12.5s, 2026-01-15T14:02:14 or in nanoseconds"
+        ) from None
     told = told if told.tzinfo else told.replace(tzinfo=timezone.utc)
     return Moment((told - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1) * 1000, True)
 
@@ -112,9 +114,11 @@ def run(args: Namespace) -> int:
     from rankscope.render.timeline.writer import write_timeline
 
     trace = load_trace(args)
-    report = pipeline.diagnose(trace)
+    report = diagnose_trace(trace)
+    trace = pipeline.shown_world(trace, report)
     cut = _cut(trace, report, prepare_axis(trace), args)
-    written = write_timeline(trace, report.findings, args.output, cut, args.max_events)
+    with Progress() as progress:
+        written = write_timeline(trace, report.shown_findings, args.output, cut, args.max_events, progress)
     if args.json:
         output.print_json(_described(written, cut, args.output))
     sys.stderr.writelines(f"{line}\n" for line in _summary(written, args))
@@ -124,14 +128,14 @@ def run(args: Namespace) -> int:
 def _check(args: Namespace) -> None:
     """Refuses before the work is done, not after."""
     if not args.output.lower().endswith(_EXTENSIONS):
-        raise UsageError(f"cannot tell the format of {args.output!r} from its extension", "use .json or .json.gz")
+        raise UsageError(f"unknown file extension: {args.output!r}", "use .json or .json.gz")
     given = [name for name in ("steps", "around", "since") if getattr(args, name) is not None]
     if args.until is not None and "since" not in given:
         given.append("until")
     if len(given) > 1:
-        raise UsageError(f"--{given[0]} does not go with --{given[1]}", "give one of them")
+        raise UsageError(f"--{given[0]} and --{given[1]} cannot be combined", "use one of the two")
     if args.margin is not None and args.around is None:
-        raise UsageError("--margin goes with --around alone", "give --since and --until instead")
+        raise UsageError("--margin works only with --around", "use --since and --until instead")
     output.check_writable(args.output, args.force)
 
 
@@ -142,7 +146,7 @@ def _cut(trace: Trace, report: Report, axis: Axis, args: Namespace) -> Cut:
     since = args.since.on(axis) if args.since else None
     until = args.until.on(axis) if args.until else None
     if since is not None and until is not None and since >= until:
-        raise UsageError("--since is not before --until", "swap them")
+        raise UsageError("--since is not before --until", "swap the two times")
     if args.steps:
         since, until = _time_of_steps(trace, args.steps, ranks)
     if args.around:
@@ -165,8 +169,10 @@ def _chosen_ranks(report: Report, wanted: Sequence[int] | None) -> tuple[int, ..
     present = set(report.capture.ranks)
     if not present & set(wanted):
         raise InputError(
-            f"there is nothing of ranks {format_ranks(list(wanted), limit=8)}",
-            f"there are traces of ranks {format_ranks(present, limit=8)}" if present else "no file tells its rank",
+            f"no traces of ranks {format_ranks(list(wanted), limit=8)}",
+            f"the traces are of ranks {format_ranks(present, limit=8)}"
+            if present
+            else "the rank of these files is unknown",
         )
     return tuple(sorted(present & set(wanted)))
 
@@ -177,13 +183,14 @@ def _time_of_steps(trace: Trace, steps: Sequence[int], ranks: Sequence[int] | No
 
     if not trace.has("steps"):
         raise UsageError(
-            "no trace marks steps", "only profiler traces do: give --since and --until, or --around a finding"
+            "these traces do not mark steps", "only profiler traces do: use --since and --until, or --around"
         )
     window = window_of_steps(trace, steps, ranks)
     if window is None:
         known = {step for step in trace.table("steps").array("step").tolist() if step >= 0}
         raise UsageError(
-            f"there is no step {format_ranks(list(steps), limit=8)}", f"there are steps {format_ranks(known, limit=8)}"
+            f"no step {format_ranks(list(steps), limit=8)} in these traces",
+            f"the steps are {format_ranks(known, limit=8)}",
         )
     return window
 
@@ -195,7 +202,10 @@ def _find(report: Report, wanted: str) -> Finding:
     for anchor, finding in zip(anchors, report.findings, strict=True):
         if wanted.upper() in (anchor.upper(), finding.code):
             return finding
-    raise UsageError(f"there is no finding {wanted}", f"there are {', '.join(anchors[:20]) or 'none'}")
+    raise UsageError(
+        f"no finding {wanted} in these traces",
+        f"the findings are {', '.join(anchors[:20])}" if anchors else "leave out --around",
+    )
 
 
 def _described(written: Written, cut: Cut, path: str) -> dict[str, Any]:
@@ -236,12 +246,12 @@ def _notes(written: Written) -> Iterator[str]:
     counts = written.counts
     for table, least in written.least_ns.items():
         shown = "all" if least == NOTHING else f"those shorter than {format_duration(least)}"
-        yield f"note: of {table} {shown} are left out: --max-events, or fewer --ranks or --steps, keep them"
+        yield f"note: left out {shown} of {table}: a larger --max-events, or fewer --ranks or --steps, keeps them"
     if counts.get("left_out"):
-        yield f"note: {count_noun(counts['left_out'], 'event')} left out: without a time, or a year from the others"
+        yield f"note: {count_noun(counts['left_out'], 'event')} left out: no time, or a year away from the others"
     if counts.get("clamped"):
-        yield f"note: {count_noun(counts['clamped'], 'time')} set right: negative, or beyond the capture"
+        yield f"note: {count_noun(counts['clamped'], 'time')} corrected: negative, or outside the capture"
     if counts.get("crowded"):
-        yield f"note: {count_noun(counts['crowded'], 'span')} left out: too many at once on one track"
+        yield f"note: {count_noun(counts['crowded'], 'span')} left out: too many at the same time on one track"
     if not counts.get("spans") and not counts.get("counters"):
-        yield "note: nothing was recorded there: try without --ranks, --steps, --since, --until or --around"
+        yield "note: nothing was recorded there; try without --ranks, --steps, --since, --until or --around"

@@ -1,4 +1,4 @@
-"""Names that torch's guide spells otherwise than torch writes them: who looks for either must find the file."""
+"""Names that torch's guide and torch's logs spell differently: a search for either must find the file."""
 
 from __future__ import annotations
 

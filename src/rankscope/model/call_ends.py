@@ -1,4 +1,4 @@
-"""What the records of calls tell about their ends, which depends on the backend."""
+"""What the records of calls say about their ends, which depends on the backend."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _WITH_OWN_RECORDER = frozenset(("nccl", "rccl", "xccl"))
 
 
 def ends_unrecorded(calls: Table) -> Array:
-    """Calls whose backend tells nobody that they ended: torch's recorder then lets go of them as soon as they are made.
+    """Calls whose backend does not report their end: torch's recorder then retires them as soon as they are made.
 
-    gloo is no such backend: there a call that is retired has been run.
+    gloo is not such a backend: there a retired call has run.
     """
     backend = calls.text("backend")
     is_hooked = np.fromiter((name not in _WITH_OWN_RECORDER | {"gloo"} for name in backend.values), bool)
@@ -21,7 +21,7 @@ def ends_unrecorded(calls: Table) -> Array:
 
 
 def lack_states(calls: Table) -> Array:
-    """gloo and some hooked backends leave every call `scheduled`; there, retired is all there is."""
+    """gloo and some hooked backends leave every call `scheduled`; there, only retired says that it ended."""
     backend = calls.text("backend")
     progressed = ~calls.text("state").equals("scheduled")
     has_states = np.zeros(max(len(backend.values), 1), bool)

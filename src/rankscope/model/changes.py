@@ -21,9 +21,9 @@ WORSE_TIMES: tuple[TimeKind, ...] = ("new", "slower")
 
 
 class FindingChange(msgspec.Struct, frozen=True):
-    """A finding that one capture has and the other has not, or not alike. Text and place are of B, unless it is gone.
+    """A finding that only one capture has, or that differs. Text and location are B's, unless it is gone.
 
-    `unchecked`: the other capture could not be checked for it, so nobody knows whether it is new (or gone).
+    `unchecked`: the other capture could not be checked for it, so it is unknown whether it is new (or gone).
     """
 
     kind: FindingKind
@@ -47,7 +47,7 @@ class FindingChange(msgspec.Struct, frozen=True):
 
     @property
     def is_worse(self) -> bool:
-        """True when B has it and A has not, as far as is known, or when it became more severe."""
+        """True when B has it and A does not, as far as known, or when it became more severe."""
         if self.kind == "changed" and self.old_severity is not None:
             return SEVERITIES.index(self.severity) < SEVERITIES.index(self.old_severity)
         return self.is_in_new
@@ -101,7 +101,7 @@ class StepChange(msgspec.Struct, frozen=True):
 
 
 class NumberChange(msgspec.Struct, frozen=True):
-    """A number that the job told while it trained: the median over its steps, of the median rank."""
+    """A number that the job logged during training: the median over its steps, of the median rank."""
 
     kind: NumberKind
     name: str

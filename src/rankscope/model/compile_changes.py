@@ -51,7 +51,7 @@ class TimeChange(msgspec.Struct, frozen=True):
 
 
 class CacheChange(msgspec.Struct, frozen=True):
-    """Look-ups in one cache, over all ranks."""
+    """Lookups in one cache, over all ranks."""
 
     cache: str
     old_hits: int

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,8 @@ _SQL_TYPES = {"text": "VARCHAR", "bool": "BOOLEAN", "int8": "TINYINT", "int32": 
 _SQL_TYPES |= {"float32": "FLOAT", "float64": "DOUBLE"}
 _WORD = re.compile(r"\w+")
 _PARTS = "_parts"  # which file and rank each Parquet part belongs to
+# Opening a Parquet file costs more than reading a few thousand rows of it, and some forty statements ask each table.
+_ROWS_IN_MEMORY = 500_000
 
 
 def database(trace: Trace) -> DuckDBPyConnection:
@@ -30,8 +32,9 @@ def database(trace: Trace) -> DuckDBPyConnection:
         connection = _empty_tables(os.getpid()).cursor()
         _register_remote_files(connection, trace)
         _register_parts(connection, trace)
+        is_small = sum(map(trace.n_rows, trace.parts)) <= _ROWS_IN_MEMORY
         for name, parts in trace.parts.items():
-            connection.execute(_parts_view(SCHEMA[name], parts)).fetchall()
+            connection.execute(_parts_statement(SCHEMA[name], parts, "TABLE" if is_small else "VIEW")).fetchall()
         trace.derived[database] = connection, {}
     connection, shown = trace.derived[database]
     for name, table in trace.tables.items():
@@ -70,7 +73,7 @@ def connect(trace: Trace, only: Collection[str] | None = None) -> DuckDBPyConnec
         if only is not None and spec.name not in only:
             connection.execute(_create_statement(spec)).fetchall()
         elif spec.name in trace.parts:
-            connection.execute(_parts_view(spec, trace.parts[spec.name])).fetchall()
+            connection.execute(_parts_statement(spec, trace.parts[spec.name], "VIEW")).fetchall()
         elif len(table := trace.table(spec.name)):
             _create_view(connection, table)
         else:
@@ -85,7 +88,7 @@ def named_tables(sql: str) -> set[str]:
 
 
 def forbid_outside_access(connection: DuckDBPyConnection, trace: Trace, may_write: str = "") -> None:
-    """From here on SQL reaches the trace's own parts alone, and the one file to be written; there is no way back."""
+    """From here on SQL can reach only the trace's own parts and the one output file; this cannot be undone."""
     paths = {part.path for parts in trace.parts.values() for part in parts}
     allowed = sorted(paths | set(map(as_pattern, paths)))  # the view names the pattern, the system the file
     if may_write:
@@ -138,11 +141,12 @@ def _register_parts(connection: DuckDBPyConnection, trace: Trace) -> None:
         connection.execute(f"INSERT INTO {_PARTS} VALUES {rows}").fetchall()
 
 
-def _parts_view(spec: TableSpec, parts: Sequence[Part]) -> str:
+def _parts_statement(spec: TableSpec, parts: Sequence[Part], kind: Literal["TABLE", "VIEW"]) -> str:
+    """A view reads the parts each time it is asked; a table holds their rows in memory."""
     paths = ", ".join(quote_path(part.path) for part in parts)
     own = ", ".join(quote_name(column.name) for column in spec.columns if column.name not in PART_KEYS)
     return (
-        f"CREATE TEMP VIEW {quote_name(spec.name)} AS "
+        f"CREATE TEMP {kind} {quote_name(spec.name)} AS "
         f"SELECT nullif({_PARTS}.file_id, {MISSING}) AS file_id, nullif({_PARTS}.rank, {MISSING}) AS rank, {own} "
         f"FROM read_parquet([{paths}], filename = true, hive_partitioning = false) JOIN {_PARTS} USING (filename)"
     )
@@ -180,7 +184,7 @@ def _sql_type(column: Column) -> str:
 
 
 def _create_view(connection: DuckDBPyConnection, table: Table) -> None:
-    """DuckDB reads the columns in place; the view turns what stands for a missing number into NULL."""
+    """DuckDB reads the columns in place; the view turns the placeholder of a missing number into NULL."""
     raw = f"_{table.name}"
     columns = {
         name: _text_objects(values) if isinstance(values, Text) else values for name, values in table.columns.items()

@@ -1,4 +1,4 @@
-"""Tables as other libraries hold them: numpy, Arrow, pandas, polars. Each is imported when it is asked for.
+"""Tables as other libraries hold them: numpy, Arrow, pandas, polars. Each is imported on demand.
 
 The values are those of the database: a missing number is a null where the target has one, a missing text is empty, and
 text that is no Unicode is kept as escapes. Times stay int64 nanoseconds. Nothing shares memory that could be changed.
@@ -85,4 +85,4 @@ def _imported(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise RankscopeError(f"{name} is not installed here", f"install it: pip install {name}") from error
+        raise RankscopeError(f"{name} is not installed", f"run pip install {name}") from error

@@ -26,7 +26,7 @@ class Location(msgspec.Struct, frozen=True):
 
 
 class GroupRef(msgspec.Struct, frozen=True):
-    """A process group; `inferred` says that its members were not recorded but concluded."""
+    """A process group; `inferred` says that its members were not recorded but inferred."""
 
     name: str
     desc: str
@@ -81,6 +81,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     cost_pct: float | None = None  # share of the step, or of the capture where there are no steps
     cost_ns: int | None = None  # per step; of compilations: in all
     facts: dict[str, Any] = {}
+    capture: int | None = None  # number of the world that it is about, if there are several (see capture.worlds)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -108,8 +109,20 @@ class Check(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+class WorldRef(msgspec.Struct, frozen=True):
+    """One of several jobs that were alive side by side, each with a default group and ranks from 0."""
+
+    number: int  # as `--capture N` and evidence.capture count
+    name: str
+    ranks: tuple[int, ...]
+    world_size: int
+    n_calls: int = 0
+    first_ns: int | None = None
+    last_ns: int | None = None
+
+
 class Capture(msgspec.Struct, frozen=True):
-    """What was given: where it lies, whose it is, and what kinds of traces it holds."""
+    """The input: where it is, which ranks it covers, and which kinds of traces it has."""
 
     paths: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -123,6 +136,11 @@ class Capture(msgspec.Struct, frozen=True):
     devices: tuple[str, ...] = ()
     first_ns: int | None = None
     last_ns: int | None = None
+    world: int | None = None  # where there are several: the one that the ranks, groups, calls and times here are of
+    worlds: tuple[WorldRef, ...] = ()  # empty where there is but one
+
+    def shown_world(self) -> WorldRef | None:
+        return next((world for world in self.worlds if world.number == self.world), None)
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -134,8 +152,27 @@ class Report(msgspec.Struct, frozen=True):
     checks: tuple[Check, ...]
     effects: tuple[Finding, ...] = ()
 
+    @property
+    def shown_findings(self) -> tuple[Finding, ...]:
+        """Those of the world that the capture describes, where there are several; else all."""
+        return tuple(finding for finding in self.findings if self.is_shown(finding))
+
+    def is_shown(self, finding: Finding) -> bool:
+        """False for a finding about another world than the one that the capture describes: its ranks are others."""
+        return finding.evidence.capture in (None, self.capture.world)
+
     def count(self, severity: Severity) -> int:
         return sum(finding.severity == severity for finding in self.findings)
+
+    def __str__(self) -> str:
+        from rankscope.render.terminal import report_text
+
+        return report_text(self)
+
+    def __repr__(self) -> str:
+        first = f"; first: {self.findings[0].code} {self.findings[0].title!r}" if self.findings else ""
+        counts = ", ".join(f"{self.count(severity)} {severity}" for severity in SEVERITIES if self.count(severity))
+        return f"<Report: {counts or 'no findings'}{first}>"
 
     def _repr_html_(self) -> str:
         from rankscope.render.notebook import report_html

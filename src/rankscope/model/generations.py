@@ -1,4 +1,4 @@
-"""Groups that were destroyed and made again in the same process: the same name, but sequence numbers from 1 again."""
+"""Groups that were destroyed and recreated in the same process: the same name, but sequence numbers from 1 again."""
 
 from __future__ import annotations
 
@@ -62,9 +62,11 @@ def _restarts(calls: Table, group: Array) -> Array:
     seq = calls.array("seq")
     is_counted = ~calls.array("is_p2p") & ~calls.text("role").equals("member")
     restarts = np.zeros(len(calls), np.int64)
-    low = np.flatnonzero(is_counted & (seq <= 1))
-    repeated = np.unique(group[low], return_counts=True)
-    for suspect in repeated[0][repeated[1] > 1].tolist():  # hardly ever one: a number is handed out once
+    numbered = np.flatnonzero(is_counted)
+    is_oldest = np.zeros(len(calls), np.bool_)
+    is_oldest[numbered[np.unique(group[numbered], return_index=True)[1]]] = True
+    # The first numbers after others, of which the ring may have kept only the later ones; hardly ever there.
+    for suspect in np.unique(group[is_counted & (seq <= 1) & ~is_oldest]).tolist():
         rows = np.flatnonzero(group == suspect)
         counted = rows[is_counted[rows]]
         falls = np.append(False, (seq[counted][1:] <= 1) & (seq[counted][:-1] > 1))

@@ -1,4 +1,4 @@
-"""Payloads of compile logs, read from the mapped files when somebody asks for them, and not before."""
+"""Payloads of compile logs, read from the mapped files on demand."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _SHIFTS = np.arange(0, 7 * _MAX_VARINT_BYTES, 7, dtype=np.uint64)
 
 
 class WireError(ValueError):
-    """Bytes that are no message; the text says what was found in them."""
+    """Bytes that are not a message; the text says what was found in them."""
 
 
 class Scalar(NamedTuple):

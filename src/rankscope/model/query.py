@@ -32,4 +32,4 @@ def check_single(connection: DuckDBPyConnection, sql: str) -> None:
     n_statements = len(connection.extract_statements(sql))
     if n_statements != 1:
         given = "no statement" if n_statements == 0 else f"{n_statements} statements"
-        raise UsageError(f"a query is one statement of SQL, and this is {given}", "give one, such as: from ranks")
+        raise UsageError(f"a query is one SQL statement, but this is {given}", "for example: from ranks")

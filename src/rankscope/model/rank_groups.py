@@ -1,6 +1,6 @@
-"""Which ranks of one run did the same with the compiler, and where those that did not first went their own way.
+"""Which ranks of one run did the same with the compiler, and where the others first differ.
 
-Rules and pages both ask for this. Logs of different runs are never compared, and records that belong to no compilation
+Rules and pages both need this. Logs of different runs are never compared, and records that belong to no compilation
 say nothing about what a rank compiled.
 """
 
@@ -42,7 +42,7 @@ class RankGroup(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The first step at which a group leaves its peers; None where one of them has no more steps."""
+    """The first step at which a group differs from its peers; None where one of them has no more steps."""
 
     position: int
     peers: Step | None
@@ -61,7 +61,7 @@ class GraphEstimate(NamedTuple):
 
 
 def compile_runs(trace: Trace) -> dict[int, tuple[int, ...]]:
-    """The runs of the job, and the ranks that left a log in each. A log without a rank is compared with none."""
+    """The runs of the job, and the ranks that left a log in each. A log without a rank is not compared."""
     ranks: dict[int, set[int]] = {}
     for log in trace.table("compile_logs").rows():
         if log["source"] == "trace" and log["rank"] >= 0:
@@ -94,7 +94,7 @@ def first_difference(peers: RankGroup, own: RankGroup) -> Difference:
 
 
 def graph_estimates(trace: Trace, run: int) -> list[GraphEstimate]:
-    """Per graph that several ranks compiled; graphs are told apart by their compile id."""
+    """Per graph that several ranks compiled; graphs are identified by their compile id."""
     sums: dict[str, dict[int, int]] = {}
     rows = run_rows(trace, run, "compile_estimates")
     columns = (rows.array("rank").tolist(), rows.text("compile_id").tolist(), rows.array("estimate_ns").tolist())
@@ -179,7 +179,7 @@ def _cache_steps(trace: Trace, run: int) -> dict[int, tuple[Step, ...]]:
 
 
 def _execution_steps(trace: Trace, run: int) -> dict[int, tuple[Step, ...]]:
-    """Only of the ranks that recorded their order: it has to be asked for."""
+    """Only for the ranks that recorded their order: torch records it only on request."""
     rows = run_rows(trace, run, "graph_executions")
     return _sequences(rows, ("run" for _ in range(len(rows))), {})
 
@@ -233,7 +233,7 @@ def _listed_steps(trace: Trace, run: int, aspect: Aspect, what: list[str]) -> di
 def _seen_listings(trace: Trace, run: int, artifact: str) -> Iterator[tuple[int, str]]:
     """(rank, compile id) of the graphs whose steps were logged, be it that there are none.
 
-    A compiler that finds no collective logs no schedule, but the generated code tells so.
+    A compiler that finds no collective logs no schedule, but the generated code shows it.
     """
     rows = run_rows(trace, run, "compile_records")
     is_listing = rows.text("kind").equals("artifact") & rows.text("name").equals(artifact)

@@ -19,7 +19,7 @@ def outsiders(group_config: Table) -> dict[int, list[int]]:
 
 
 def replica_size(group_config: Table) -> int | None:
-    """How many ranks a replica has, where the dumps contradict themselves in the way that replicas do."""
+    """How many ranks a replica has, where the dumps contradict themselves as those of replicas do."""
     worlds = {tuple(members) for _, is_default, members in _listed(group_config) if is_default}
     if len(worlds) != 1 or not outsiders(group_config):
         return None

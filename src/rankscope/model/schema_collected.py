@@ -1,4 +1,4 @@
-"""Tables of what the collector adds to torch's own traces: stacks of threads, metrics, and what became of the run."""
+"""Tables of what the collector adds to torch's own traces: stacks of threads, metrics, and how the run ended."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from rankscope.model.schema import TableSpec, spec
 COLLECTED_TABLES: tuple[TableSpec, ...] = (
     spec(
         "thread_stacks",
-        "Where each thread of a rank stood when its stacks were written: one row per section and thread.",
+        "Where each thread of a rank was when its stacks were written: one row per section and thread.",
         """
         file_id      int32  The file.
         rank         int32  Global rank.
-        section      int32  Which writing of the file it is, from 0; a later one tells what is newer.
+        section      int32  Number of the snapshot in the file, from 0; later ones are newer.
         time_ns      int64  When the stacks were written.
-        reason       text   Why they were written, as the file says it.
+        reason       text   Why they were written, according to the file.
         pid          int64  The process.
         thread_id    text   The thread, as the file names it.
-        thread_name  text   Its name, where that is told.
+        thread_name  text   Its name, if recorded.
         is_main      bool   True for the thread that runs the training loop.
         is_current   bool   True for the thread that wrote the stacks.
         line         int64  Line of the file at which the thread begins, from 1.
@@ -30,7 +30,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         """
         file_id  int32    The file.
         rank     int32    Global rank.
-        time_ns  int64    When it was told.
+        time_ns  int64    When it was logged.
         step     int64    Training step, as the rank counts them.
         name     text     step_time_s, loss, threads_without_core, host_memory_bytes, ..., or the job's own name for it.
         value    float64  The value.
@@ -38,18 +38,18 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "metric_summary",
-        "Each metric of the job at a glance: one row per name and rank.",
+        "Summary of each metric: one row per name and rank.",
         """
         name                   text     Name of the metric.
-        rank                   int32    Global rank; NULL where a log does not tell it.
-        n_values               int64    Values that were recorded.
+        rank                   int32    Global rank; NULL where a log does not say.
+        n_values               int64    Recorded values.
         first_step             int64    First training step with a value.
         last_step              int64    Last one.
         first_value            float64  The first value.
         last_value             float64  The last value.
-        min_value              float64  The smallest that is a number.
-        median_value           float64  The median of those that are.
-        max_value              float64  The largest that is a number.
+        min_value              float64  The smallest finite value.
+        median_value           float64  The median of the finite values.
+        max_value              float64  The largest finite value.
         n_not_finite           int64    Values that are NaN or infinite.
         first_not_finite_step  int64    First step with such a value.
         """,
@@ -57,7 +57,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "manifests",
-        "What the collector was told about each rank: who ran what, where and when.",
+        "What the collector recorded about each rank: what ran where and when.",
         """
         file_id          int32  The manifest.
         rank             int32  Global rank.
@@ -68,23 +68,23 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         python           text   Version of Python.
         torch            text   Version of torch.
         platform         text   Operating system.
-        command          text   Command line, as JSON, what may be secret left out.
+        command          text   Command line, as JSON, without anything that may be secret.
         environment      text   Variables that change how torch behaves, as JSON.
         run              text   Name of the run.
-        started_ns       int64  When the process began to collect.
-        ended_ns         int64  When it ended; NULL when it did not come to that.
+        started_ns       int64  When the process started collecting.
+        ended_ns         int64  When it ended; NULL when it was killed.
         ending           text   How it ended: exit (by itself), exception, signal; empty if it was killed.
-        exit_code        int32  Of the whole job; above 128 a signal ended it.
-        clock_offset_ns  int64  What the host's clock is ahead of that of rank 0, as measured over the job's store.
+        exit_code        int32  Exit code of the whole job; above 128 a signal ended it.
+        clock_offset_ns  int64  How far the host's clock is ahead of rank 0's, as measured over the job's store.
         clock_error_ns   int64  Uncertainty of that measurement.
-        n_steps          int64  Training steps that were seen.
-        steps_by         text   By which sign how many of them were found, as JSON; the last sign is the one that held.
-        asked            text   What was asked of the collector, as JSON.
+        n_steps          int64  Training steps seen.
+        steps_by         text   How many steps each kind of sign found, as JSON; the last sign is the one in use.
+        asked            text   What the collector was asked to record, as JSON.
         """,
     ),
     spec(
         "collected_files",
-        "The files that each rank says it has written.",
+        "The files that each rank reported to have written.",
         """
         file_id  int32  The manifest.
         rank     int32  Global rank.
@@ -95,11 +95,11 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "collection_problems",
-        "What was asked of the collector and is not there, or not whole.",
+        "What the collector was asked to record but is missing or incomplete.",
         """
         file_id  int32  The manifest.
         rank     int32  Global rank.
-        what     text   What was asked for.
+        what     text   What was requested.
         problem  text   What went wrong.
         hint     text   What to do about it.
         """,

@@ -1,4 +1,4 @@
-"""Tables computed from profiler traces when asked for: collectives matched across ranks, clocks, waits and stragglers.
+"""Tables computed from profiler traces on demand: collectives matched across ranks, clocks, waits and stragglers.
 
 Times in these tables are on one common clock: those of the traces less the offsets in `profile_clocks`.
 """
@@ -10,15 +10,15 @@ from rankscope.model.schema import TableSpec, spec
 COMM_TABLES: tuple[TableSpec, ...] = (
     spec(
         "comm_groups",
-        "Groups of ranks that communicate with each other, as profiler traces name them or their traffic shows.",
+        "Groups of ranks that communicate with each other, as named in profiler traces or inferred from traffic.",
         """
         group_key        int32    Number of the group in this capture.
-        name             text     Process group; empty when the traces do not tell.
+        name             text     Process group; empty when the traces do not say.
         desc             text     Description of the group.
         ranks            text     Global ranks of the group, as JSON.
         size             int32    Members of the group.
-        is_inferred      bool     True when the members were not recorded but concluded.
-        n_hosts          int32    Hosts of the members, as far as they are known.
+        is_inferred      bool     True when the members were inferred, not recorded.
+        n_hosts          int32    Hosts of the members, as far as known.
         n_calls          int64    Calls of all members together.
         """,
         "derived",
@@ -36,10 +36,10 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         dtype               text     Type of the elements.
         n_bytes             int64    Size of the message by the convention of nccl-tests; the largest of all members.
         n_members           int32    Ranks that take part.
-        n_seen              int32    Those of them whose call was found.
+        n_seen              int32    Ranks whose call was found.
         is_complete         bool     True when the calls of all members were found.
-        method              text     How the calls were found to belong together: comms-id, seq, order or time.
-        confidence          float64  How sure that is, from 0 to 1.
+        method              text     How the calls were matched: comms-id, seq, order or time.
+        confidence          float64  Confidence in the match, from 0 to 1.
         start_ns            int64    When the first member joined.
         last_arrival_ns     int64    When the last member joined.
         end_ns              int64    When half of the members were done.
@@ -48,8 +48,8 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         wait_ns             int64    From the first to the last arrival.
         transfer_ns         int64    From the last arrival to the end.
         end_spread_ns       int64    From the first to the last end.
-        algorithm_gbps      float64  Bytes by transfer time, in GB/s.
-        bus_gbps            float64  The same times what has to move per byte: comparable between group sizes.
+        algorithm_gbps      float64  Bytes divided by transfer time, in GB/s.
+        bus_gbps            float64  Bus bandwidth in GB/s, as nccl-tests defines it: comparable between group sizes.
         """,
         "derived",
     ),
@@ -60,14 +60,14 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         file_id             int32    The trace.
         rank                int32    Global rank.
         comm_id             int64    The call in comms.
-        match_id            int64    The logical call in comm_matches; NULL when its partners were not found.
-        group_key           int32    Its group in comm_groups; NULL when it is not known.
+        match_id            int64    The logical call in comm_matches; NULL when the calls of its peers were not found.
+        group_key           int32    Its group in comm_groups; NULL when unknown.
         step                int64    Step in which it was launched.
         start_ns            int64    When the rank joined.
         end_ns              int64    When it was done.
-        wait_ns             int64    From its arrival to that of the last member.
+        wait_ns             int64    From its arrival to the last member's.
         transfer_ns         int64    From the last arrival to its end.
-        lateness_ns         int64    From the middle of the members' arrivals to its own; 0 for those before.
+        lateness_ns         int64    From the median arrival of the members to its own; 0 if it was earlier.
         exposed_ns          int64    The part of its time in which the rank did nothing else.
         is_last             bool     True for the member that joined last.
         """,
@@ -75,16 +75,16 @@ COMM_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "profile_clocks",
-        "How far the clock of each trace is off, by the ends of the collectives that it shares with others.",
+        "How far off the clock of each trace is, estimated from the ends of the collectives that ranks share.",
         """
         file_id             int32    The trace.
         rank                int32    Global rank.
-        host                text     Whose clock it is; empty when the host is not known and the rank counts as its own.
-        offset_ns           int64    What its times are ahead of the common clock at at_ns.
-        drift_ppb           float64  By how many billionths its clock runs faster.
-        at_ns               int64    The moment at which the offset holds, on its own clock.
+        host                text     Host of the clock; empty when unknown, and then each rank counts as its own host.
+        offset_ns           int64    How far its times are ahead of the common clock at at_ns.
+        drift_ppb           float64  How much faster its clock runs, in parts per billion.
+        at_ns               int64    The time at which the offset holds, on its own clock.
         error_ns            int64    How far off the offset may be; NULL when the clock could not be aligned.
-        residual_ns         int64    How far the ends of shared calls are apart after that: nine of ten are closer.
+        residual_ns         int64    How far apart the ends of shared calls still are: 90th percentile.
         n_shared            int64    Calls shared with other clocks.
         is_aligned          bool     True when the offset is known, or when there is no other clock.
         """,
@@ -92,13 +92,13 @@ COMM_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "comm_waits",
-        "Per rank, group and operation: how much of the communication was waiting for others, how much moved data.",
+        "Per rank, group and operation: how much communication time was waiting for peers and how much moving data.",
         """
         rank                int32    Global rank.
         group_key           int32    The group in comm_groups.
         group_name          text     Its name.
         op                  text     The operation.
-        n_calls             int64    Calls whose partners were found.
+        n_calls             int64    Calls whose peers were found.
         total_ns            int64    Their time.
         wait_ns             int64    The part before the last member had joined.
         transfer_ns         int64    The part after that.
@@ -120,7 +120,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         n_matches           int64    Logical calls.
         n_bytes             int64    Their median size.
         transfer_ns         int64    Their median transfer time.
-        algorithm_gbps      float64  Median of bytes by transfer time, in GB/s.
+        algorithm_gbps      float64  Median of bytes divided by transfer time, in GB/s.
         bus_gbps            float64  Median of the bus bandwidth, in GB/s.
         slowest_gbps        float64  The lowest bus bandwidth.
         fastest_gbps        float64  The highest bus bandwidth.
@@ -135,45 +135,45 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         group_name          text     Its name.
         op                  text     The operation.
         rank                int32    Global rank.
-        n_calls             int64    Calls of which not all members had the same share.
-        sent_bytes          int64    What it sent.
-        received_bytes      int64    What it received.
-        mean_sent_bytes     int64    What a member sent on average.
-        mean_received_bytes int64    What a member received on average.
-        sent_ratio          float64  sent_bytes by the mean.
-        received_ratio      float64  received_bytes by the mean.
+        n_calls             int64    Calls in which members sent or received different amounts.
+        sent_bytes          int64    Bytes it sent.
+        received_bytes      int64    Bytes it received.
+        mean_sent_bytes     int64    Bytes a member sent on average.
+        mean_received_bytes int64    Bytes a member received on average.
+        sent_ratio          float64  sent_bytes divided by the mean.
+        received_ratio      float64  received_bytes divided by the mean.
         """,
         "derived",
     ),
     spec(
         "arrivals",
-        "Per rank and group: how often it came last, and what that cost the others.",
+        "Per rank and group: how often it joined last, and what that cost the others.",
         """
         rank                int32    Global rank.
         group_key           int32    The group in comm_groups.
         group_name          text     Its name.
         n_matches           int64    Logical calls that it took part in.
-        n_last              int64    Those to which it came last.
+        n_last              int64    Those that it joined last.
         last_pct            float64  n_last of n_matches.
-        mean_lateness_ns    int64    How long after the middle of the members it came, where it came last.
-        max_lateness_ns     int64    The same at its worst.
-        caused_wait_ns      int64    What all others together waited for it.
+        mean_lateness_ns    int64    How long after the median member it joined, when it was last.
+        max_lateness_ns     int64    The longest such delay.
+        caused_wait_ns      int64    Total time that all others waited for it.
         """,
         "derived",
     ),
     spec(
         "stragglers",
-        "Per rank: how much less it stands in communication than its peers. Who does least is waited for.",
+        "Per rank: how much less it communicates than its peers; the others wait for the rank with the least.",
         """
         rank                int32    Global rank.
         group_key           int32    The group whose members are its peers.
         n_peers             int32    Peers that were traced.
         n_steps             int64    Steps that were compared.
-        n_late_steps        int64    Steps in which its peers stood clearly longer than it did.
-        n_last              int64    Logical calls to which it came last.
-        exposed_ns          int64    Its exposed communication in a step, on average.
-        peers_exposed_ns    int64    The same of the median peer.
-        cost_ns             int64    What the median peer stood longer in a step because of it, on average.
+        n_late_steps        int64    Steps in which its peers spent clearly more time in communication.
+        n_last              int64    Logical calls that it joined last.
+        exposed_ns          int64    Its exposed communication per step, on average.
+        peers_exposed_ns    int64    The same for the median peer.
+        cost_ns             int64    Extra communication time of the median peer because of it, per step on average.
         step_ns             int64    Mean duration of a step.
         cost_pct            float64  cost_ns of step_ns.
         """,
@@ -187,10 +187,10 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         part                text     Where time goes: computation, copies, device idle; data loading, compiling, ...
         cause               text     Why the rank is late: slow-kernels, more-work, host-bound, data-loading, ...
         is_main             bool     True for the part that explains the delay.
-        own_ns              int64    What the rank spends on it per step.
-        peers_ns            int64    What the median peer does.
+        own_ns              int64    Time that the rank spends on it per step.
+        peers_ns            int64    Time that the median peer spends on it.
         excess_ns           int64    The difference.
-        late_ns             int64    The delay to be explained, per step.
+        late_ns             int64    The delay to explain, per step.
         """,
         "derived",
     ),

@@ -1,4 +1,4 @@
-"""Tables that torch.compile's logs give: TORCH_TRACE files, and what TORCH_LOGS text has of the same."""
+"""Tables from torch.compile logs: TORCH_TRACE files, and what TORCH_LOGS text has of the same."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from rankscope.model.schema import TableSpec, spec
 COMPILE_TABLES: tuple[TableSpec, ...] = (
     spec(
         "compile_logs",
-        "Every log of torch.compile: one process's TORCH_TRACE file, or the part of a text log that one rank wrote.",
+        "torch.compile logs: one process's TORCH_TRACE file, or the part of a text log that one rank wrote.",
         """
         file_id        int32  The file.
-        rank           int32  Global rank; 0 for a job that is not distributed, NULL where nothing tells it.
+        rank           int32  Global rank; 0 for a job that is not distributed, NULL when unknown.
         run            int32  Which run of the job it belongs to: 0 is the first one in this capture.
         source         text   trace (TORCH_TRACE) or text (TORCH_LOGS).
-        plain_path     text   Where its bytes lie unpacked; compile_records points into this file.
+        plain_path     text   The uncompressed file; compile_records points into it.
         pid            int64  Process that wrote it.
         n_records      int64  Records, or lines of a text log, of all kinds.
-        n_bad          int64  Records of which nothing could be understood.
-        n_unresolved   int64  Stack frames whose file name is not in the log: it was written by a forked child.
-        is_cut         bool   True when the last record is incomplete: the process was ended while writing.
+        n_bad          int64  Records that could not be parsed.
+        n_unresolved   int64  Stack frames whose file name is not in the log: a forked child wrote the log.
+        is_cut         bool   True when the last record is incomplete: the process ended while writing it.
         first_ns       int64  Time of the first record.
         last_ns        int64  Time of the last record.
-        clock          text   absolute (year and zone taken from the records) or assumed (they hold no absolute time).
+        clock          text   absolute (year and zone taken from the records) or assumed (they have no absolute time).
         torch_version  text   Version of torch, where recorded.
         """,
     ),
     spec(
         "compile_records",
-        "The index of the TORCH_TRACE files: one row per record, with the place of its header and payload.",
+        "Index of the TORCH_TRACE files: one row per record, with the position of its header and payload.",
         """
         file_id           int32  The file.
         rank              int32  Global rank: the record's own, else the file's.
         record            int32  Position in the file, from 0.
         time_ns           int64  When it was written.
-        kind              text   Kind of record, as torch names it; empty when it could not be understood.
+        kind              text   Kind of record, as torch names it; empty when it could not be parsed.
         name              text   Name of the artifact, graph, file or link, where the kind has one.
-        encoding          text   string or json: what an artifact says its payload is (it need not be).
+        encoding          text   string or json: what the artifact claims its payload is.
         compile_id        text   The compilation: 0/1 is frame 0, compiled for the 2nd time; !2 compiled autograd.
         frame_id          int32  Number of the frame.
         frame_compile_id  int32  How often the frame had been compiled before.
         autograd_id       int32  Number of the compiled autograd graph.
         attempt           int32  How often the compilation had been restarted.
-        subgraph          text   The part of the graph that the record is about, where it was compiled by itself.
-        md5               text   Checksum of the payload, as recorded; empty when there is none.
+        subgraph          text   The part of the graph that the record is about, if it was compiled separately.
+        md5               text   Checksum of the payload, as recorded; empty without one.
         start             int64  Byte at which the record's first line begins in compile_logs.plain_path.
         header_start      int64  Byte at which its JSON begins.
         n_header_bytes    int64  Length of its JSON.
         payload_start     int64  Byte at which the payload begins, tabs and all.
-        n_payload_bytes   int64  Length of the payload with its tabs; 0 when there is none.
+        n_payload_bytes   int64  Length of the payload with its tabs; 0 without one.
         """,
     ),
     spec(
         "compilations",
-        "One row per compilation and phase, as torch's metrics tell it at its end.",
+        "One row per compilation and phase, from the metrics that torch logs at its end.",
         """
         file_id            int32  The file.
         rank               int32  Global rank.
@@ -68,16 +68,16 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         file               text   Its source file.
         line               int32  Its first line.
         start_ns           int64  When it began.
-        duration_ns        int64  How long it took in all.
-        dynamo_ns          int64  Tracing the Python code, everything it called for included.
-        backend_ns         int64  The backend, everything it called for included.
-        aot_ns             int64  AOTAutograd, everything it called for included.
-        inductor_ns        int64  Inductor, code generation included.
+        duration_ns        int64  Total time.
+        dynamo_ns          int64  Tracing the Python code, including everything that it triggered.
+        backend_ns         int64  The backend, including everything that it triggered.
+        aot_ns             int64  AOTAutograd, including everything that it triggered.
+        inductor_ns        int64  Inductor, including code generation.
         code_gen_ns        int64  Generating code.
         triton_ns          int64  Compiling Triton kernels.
-        autotune_ns        int64  Trying variants of kernels, at compile time and at run time.
+        autotune_ns        int64  Autotuning kernels, at compile time and at run time.
         cudagraph_ns       int64  Recording CUDA graphs.
-        pass_ns            int64  Graph passes before, between and after the gradients.
+        pass_ns            int64  Graph passes: pre-grad, joint and post-grad.
         gc_ns              int64  Python's garbage collection.
         cache_ns           int64  Waiting for remote caches.
         logging_ns         int64  Writing this log.
@@ -90,12 +90,12 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         guard_latency_ns   int64  Time that checking the guards takes on every call, as measured when compiling.
         cache_size         int64  Compiled versions of the frame before this one.
         n_graph_breaks     int64  Graph breaks, where counted.
-        restart_reasons    text   Why tracing began anew, as JSON.
+        restart_reasons    text   Why tracing restarted, as JSON.
         fail_type          text   Exception that ended it.
         fail_reason        text   Its text.
         fail_file          text   Where in the user's code it failed.
         fail_line          int32  The line there.
-        recompile_reason   text   Why it was compiled again, as torch words it.
+        recompile_reason   text   Why it was recompiled, in torch's words.
         cudagraph_skip     text   Why CUDA graphs were not used.
         n_fx_hits          int64  Hits of the FX graph cache.
         n_fx_misses        int64  Misses of the FX graph cache.
@@ -105,7 +105,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "compile_stacks",
-        "The Python stack under which each frame was compiled, outermost call first.",
+        "The Python call stack when each frame was compiled, outermost call first.",
         """
         file_id     int32  The file.
         rank        int32  Global rank.
@@ -120,7 +120,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "graph_breaks",
-        "Every place at which tracing stopped and the graph was cut in two.",
+        "Graph breaks: every place where tracing stopped and the graph was split.",
         """
         file_id      int32  The file.
         rank         int32  Global rank.
@@ -137,27 +137,27 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         hints        text   Torch's hints, a line each.
         break_id     text   Torch's number of this kind of break (gb0124).
         url          text   Torch's page about it.
-        caller_file  text   The user's own line that led there, where the break is in foreign code.
+        caller_file  text   The user's line that led there, if the break is in library code.
         caller_line  int32  Its line.
         """,
     ),
     spec(
         "recompiles",
-        "One row per compiled version that did not fit a call, that is per failed guard.",
+        "One row per failed guard, that is per compiled version that did not match a call.",
         """
         file_id           int32  The file.
         rank              int32  Global rank.
-        compile_id        text   The compilation that became necessary.
+        compile_id        text   The resulting recompilation.
         frame_id          int32  Number of the frame.
         frame_compile_id  int32  How often the frame had been compiled before.
         time_ns           int64  When it was logged.
         against           text   The earlier compilation whose guard failed.
         guard             text   The expression that did not hold.
         cause             text   size, stride, rank, dtype, device, gradient, value, type, identity, keys, state, other.
-        subject           text   What it is about: the argument, attribute or global, as far as the guard names it.
+        subject           text   The argument, attribute or global that the guard is about, if it names one.
         dimension         int32  Index of the dimension, where a size differs.
-        expected          text   What the compiled version was made for.
-        actual            text   What the call brought.
+        expected          text   The value that the code was compiled for.
+        actual            text   The value in the call.
         file              text   Where the guard comes from.
         line              int32  Its line.
         function          text   Its function.
@@ -179,8 +179,8 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         expression  text   The guard, or the range of the symbol.
         value       text   The value at the time, or the constant it became.
         source      text   The argument and dimension behind the symbol.
-        reason      text   Why, as torch words it.
-        file        text   The user's line that asked for it.
+        reason      text   Why, in torch's words.
+        file        text   The user's line that required it.
         line        int32  Its line.
         function    text   Its function.
         code        text   The line of code.
@@ -188,11 +188,11 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "cache_events",
-        "Every look-up in the caches of compiled code.",
+        "Every lookup in a compile cache.",
         """
         file_id     int32  The file.
         rank        int32  Global rank.
-        record      int32  The record in compile_records, whose payload holds the key's components.
+        record      int32  The record in compile_records, whose payload has the components of the key.
         compile_id  text   The compilation.
         attempt     int32  How often it had been restarted.
         time_ns     int64  When it happened.
@@ -202,20 +202,20 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         also_named  text   The other spelling of that name, where there is one: aot_autograd_cache_hit.
         key         text   The key.
         detail      text   Torch's detail on the outcome.
-        reason      text   Why the cache was passed by.
-        taken_ns    int64  Time that was taken, or that a hit saved, as recorded.
+        reason      text   Why the cache was bypassed.
+        taken_ns    int64  Time taken, or saved by a hit, as recorded.
         """,
     ),
     spec(
         "compile_errors",
-        "Errors that the compiler logged, with the place in the user's code.",
+        "Errors that the compiler logged, with the line in the user's code.",
         """
         file_id     int32  The file.
         rank        int32  Global rank.
         record      int32  The record in compile_records.
         compile_id  text   The compilation.
         attempt     int32  How often it had been restarted.
-        kind        text   The record that tells it: dynamo_error, missing_fake_kernel, ...
+        kind        text   Kind of the record: dynamo_error, missing_fake_kernel, ...
         type        text   Exception or kind of problem.
         message     text   What it says.
         file        text   The user's line.
@@ -226,7 +226,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "log_lines",
-        "Messages of TORCH_LOGS text: what several lines say together is one row.",
+        "Messages in TORCH_LOGS text; a message of several lines is one row.",
         """
         file_id     int32  The file.
         rank        int32  Global rank.
@@ -238,7 +238,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         module_line int32  Its line.
         compile_id  text   The compilation.
         attempt     int32  How often it had been restarted.
-        channel     text   What was switched on to get it: recompiles, graph_breaks, guards, perf_hints, ...
+        channel     text   The logging channel: recompiles, graph_breaks, guards, perf_hints, ...
         message     text   The text.
         """,
     ),
@@ -249,39 +249,39 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         file_id      int32  The file.
         rank         int32  Global rank.
         record       int32  The record in compile_records that begins it.
-        end_record   int32  The record that ends it; NULL where there is none.
+        end_record   int32  The record that ends it; NULL without one.
         compile_id   text   The compilation.
         name         text   Name of the phase, as torch has it.
-        track        int32  Spans of one track are nested; work that ran beside it has a track of its own.
+        track        int32  Spans of one track are nested; work that ran in parallel has its own track.
         depth        int32  How many spans of its track enclose it.
         start_ns     int64  When it began.
         duration_ns  int64  How long it took; 0 for a moment.
-        own_ns       int64  The part of it that no span inside it has.
-        state        text   span, moment, or open (its end is missing; it was closed by what encloses it).
+        own_ns       int64  Time not covered by the spans inside it.
+        state        text   span, moment, or open (its end is missing; it ends with the enclosing span).
         """,
         "derived",
     ),
     spec(
         "compile_ledger",
-        "What compiling cost: one row per rank and place in the code, the dearest first.",
+        "What compiling cost: one row per rank and line of code, the most expensive first.",
         """
         rank            int32  Global rank.
         run             int32  Run of the job.
         file            text   Source file of the compiled function.
         line            int32  Its first line.
-        function        text   The function; parts behind a graph break are counted with it.
+        function        text   The function; parts after a graph break are included.
         n_compilations  int64  Compilations.
         n_recompiles    int64  Of these, not the first of their frame.
         n_failed        int64  Of these, failed.
         n_graph_breaks  int64  Graph breaks in it.
-        total_ns        int64  Time in all.
-        recompile_ns    int64  Of this, for all but the first compilation of each frame.
+        total_ns        int64  Total time.
+        recompile_ns    int64  Of this, time for all but the first compilation of each frame.
         dynamo_ns       int64  Tracing Python, without what follows.
         aot_ns          int64  AOTAutograd, without what follows.
         inductor_ns     int64  Inductor, without what follows.
         code_gen_ns     int64  Generating and compiling code, without Triton.
         triton_ns       int64  Compiling Triton kernels.
-        autotune_ns     int64  Trying variants of kernels.
+        autotune_ns     int64  Autotuning kernels.
         forward_ns      int64  Of the total: forward.
         backward_ns     int64  Of the total: backward.
         runtime_ns      int64  Of the total: when the compiled code ran.
@@ -290,7 +290,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "compile_graphs",
-        "The graphs that each rank captured, in order, with a fingerprint that leaves out what may differ by rank.",
+        "The graphs that each rank captured, in order, with a fingerprint that ignores what may differ between ranks.",
         """
         file_id      int32  The file.
         rank         int32  Global rank.
@@ -298,7 +298,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         record       int32  The record in compile_records.
         compile_id   text   The compilation.
         position     int32  Position among the rank's graphs.
-        fingerprint  text   Equal for graphs that are equal but for device numbers and generated names.
+        fingerprint  text   Equal for graphs that differ only in device numbers and generated names.
         n_ops        int32  Operators.
         file         text   Source file of the compiled function.
         line         int32  Its first line.
@@ -308,7 +308,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "compile_collectives",
-        "The collectives of each compiled graph in the order in which the code will run them.",
+        "The collectives of each compiled graph, in the order in which the code runs them.",
         """
         file_id     int32  The file.
         rank        int32  Global rank.
@@ -322,7 +322,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "compile_estimates",
-        "What the compiler expects each operation of a graph to take.",
+        "How long the compiler expects each operation of a graph to take.",
         """
         file_id      int32  The file.
         rank         int32  Global rank.

@@ -1,4 +1,4 @@
-"""The table that desync reports give."""
+"""The table of desync reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rankscope.model.schema import TableSpec, spec
 DESYNC_TABLES: tuple[TableSpec, ...] = (
     spec(
         "desync_states",
-        "What desync reports say of each rank: its latest collective in each process group.",
+        "What desync reports say about each rank: its latest collective in each process group.",
         """
         file_id     int32  The report.
         rank        int32  Global rank that wrote the report.
@@ -15,12 +15,12 @@ DESYNC_TABLES: tuple[TableSpec, ...] = (
         origin      text   rankscope, or torch for the text of torch's own tracker.
         group_name  text   Name of the group.
         group_desc  text   Description of the group.
-        members     text   Global ranks of the group in group order, as JSON; empty when not known.
-        group_rank  int32  The rank it speaks of: its position in the group.
-        member      int32  The same as a global rank; NULL when the members are not known.
+        members     text   Global ranks of the group in group order, as JSON; empty when unknown.
+        group_rank  int32  The reported rank, as its position in the group.
+        member      int32  The same as a global rank; NULL when the members are unknown.
         seq         int64  Sequence number of the rank's latest collective in the group.
         op          text   Its name in torch's terms: ALLREDUCE, _ALLGATHER_BASE, ...
-        state       text   started, finished, absent (never joined any) or unreadable.
+        state       text   started, finished, absent (never joined one) or unreadable.
         """,
     ),
 )

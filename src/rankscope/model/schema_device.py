@@ -1,4 +1,4 @@
-"""Tables computed from profiler traces when asked for: what the device did with its time.
+"""Tables computed from profiler traces on demand: what the device did with its time.
 
 A traced process is a file and a rank: a rank that was traced twice has two rows where a rank has one otherwise.
 """
@@ -10,14 +10,14 @@ from rankscope.model.schema import TableSpec, spec
 DEVICE_TABLES: tuple[TableSpec, ...] = (
     spec(
         "temporal_breakdown",
-        "Per traced process: how long its device computed, did other work, and had none.",
+        "Per traced process: how long its device computed, did other work, and was idle.",
         """
         file_id          int32    The trace.
         rank             int32    Global rank.
         n_kernels        int64    Kernels, copies and fills.
         kernel_ns        int64    From the start of the first to the end of the last.
         idle_ns          int64    Nothing ran.
-        compute_ns       int64    At least one kernel computed.
+        compute_ns       int64    At least one compute kernel ran.
         non_compute_ns   int64    Only communication, copies and fills ran.
         idle_pct         float64  Share of kernel_ns.
         compute_pct      float64  Share of kernel_ns.
@@ -32,7 +32,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         file_id          int32    The trace.
         rank             int32    Global rank.
         comm_ns          int64    At least one communication kernel ran.
-        compute_ns       int64    At least one kernel computed.
+        compute_ns       int64    At least one compute kernel ran.
         overlap_ns       int64    Both.
         exposed_comm_ns  int64    Communication without computation.
         overlap_pct      float64  Share of the communication that computation hid.
@@ -41,7 +41,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "kernel_types",
-        "Time per combination of types of work that ran at once, all processes added.",
+        "Time per combination of types of work that ran at once, summed over processes.",
         """
         kernel_type      text     The types, joined by +.
         total_ns         int64    Time in which exactly these ran.
@@ -57,7 +57,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         name             text     Name.
         type             text     computation, communication, memory or other.
         n_kernels        int64    How often it ran.
-        total_ns         int64    All runs added.
+        total_ns         int64    Total of all runs.
         min_ns           int64    The shortest run.
         max_ns           int64    The longest run.
         mean_ns          int64    Mean duration.
@@ -68,7 +68,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "idle_breakdown",
-        "Per stream and cause: the time in which the stream had nothing to run.",
+        "Per stream and cause: time in which the stream was idle.",
         """
         file_id          int32    The trace.
         rank             int32    Global rank.
@@ -76,7 +76,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         stream           int64    Stream.
         category         text     host_wait, kernel_wait or other.
         n_gaps           int64    Gaps.
-        idle_ns          int64    The gaps added.
+        idle_ns          int64    Total of the gaps.
         min_ns           int64    The shortest gap.
         max_ns           int64    The longest gap.
         mean_ns          int64    Mean gap.
@@ -90,17 +90,17 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         """
         file_id           int32    The trace.
         rank              int32    Global rank.
-        step              int64    Step; NULL where none was marked and the row is the whole trace.
+        step              int64    Step; NULL if no steps were marked and the row is the whole trace.
         start_ns          int64    Start.
         duration_ns       int64    Duration.
-        kernel_ns         int64    A kernel ran that does not communicate.
+        kernel_ns         int64    A kernel other than communication ran.
         memcpy_ns         int64    Of the rest: a copy ran.
         memset_ns         int64    Of the rest: a fill ran.
         communication_ns  int64    Of the rest: a collective or transfer ran.
-        runtime_ns        int64    Of the rest: the host was in a call into the device's runtime.
+        runtime_ns        int64    Of the rest: the host was in a runtime call.
         data_loader_ns    int64    Of the rest: the host fetched data.
         cpu_ns            int64    Of the rest: an operator ran on the host.
-        other_ns          int64    Nothing of these: Python, other programs, waiting.
+        other_ns          int64    None of these: Python, other programs, waiting.
         device_busy_ns    int64    Anything ran on the device.
         device_busy_pct   float64  Share of the step.
         """,
@@ -113,12 +113,12 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         file_id            int32    The trace.
         rank               int32    Global rank.
         n_kernels          int64    Kernels, copies and fills.
-        window_ns          int64    The steps added; the whole trace where none was marked.
+        window_ns          int64    Total of the steps; the whole trace if no steps were marked.
         busy_ns            int64    Anything ran on the device.
         busy_pct           float64  Share of the steps.
         sm_efficiency_pct  float64  Estimated share of the multiprocessors' time in which they had a block to run.
-        occupancy_pct      float64  Estimated occupancy, by duration.
-        tensor_core_pct    float64  Share of computing time in kernels named after tensor core instructions.
+        occupancy_pct      float64  Estimated occupancy, weighted by duration.
+        tensor_core_pct    float64  Share of compute time in kernels whose names show tensor core instructions.
         """,
         "derived",
     ),
@@ -130,7 +130,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Global rank.
         kind             text     Kind of copy or fill, as the trace names it.
         time_ns          int64    When.
-        bandwidth_gbps   float64  GB/s of all that run from here on.
+        bandwidth_gbps   float64  Combined GB/s from this time on.
         """,
         "derived",
     ),
@@ -142,12 +142,12 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         kind             text     Kind of copy or fill, as the trace names it.
         n_copies         int64    How many.
         total_bytes      int64    Bytes moved.
-        total_ns         int64    Their durations added.
+        total_ns         int64    Total duration.
         median_bytes     int64    Half of them are smaller.
         min_gbps         float64  The slowest.
         median_gbps      float64  Half of them are slower.
         max_gbps         float64  The fastest.
-        mean_gbps        float64  By duration.
+        mean_gbps        float64  Weighted by duration.
         """,
         "derived",
     ),
@@ -179,11 +179,11 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         peak_op          text     Innermost operator at the peak.
         peak_top_op      text     Outermost operator at the peak.
         reserved_bytes   int64    The most bytes that the allocator held.
-        n_steps          int64    Steps whose end is compared.
-        first_bytes      int64    In use at the end of the first of them.
-        last_bytes       int64    In use at the end of the last of them.
+        n_steps          int64    Steps that were compared.
+        first_bytes      int64    Bytes in use at the end of the first one.
+        last_bytes       int64    Bytes in use at the end of the last one.
         growth_bytes     int64    Median growth from the end of a step to the end of the next; 0 when it shrinks.
-        n_grown          int64    Steps at whose end more was in use than at the end of the one before.
+        n_grown          int64    Steps that ended with more memory in use than the step before.
         """,
         "derived",
     ),
@@ -198,7 +198,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         counter          text     Name of the counter.
         value            float64  Its value.
         duration_ns      int64    Duration of the range.
-        call_id          int64    The launch that the range is taken to belong to.
+        call_id          int64    The launch that the range probably belongs to.
         op               text     Innermost operator around the launch.
         top_op           text     Outermost operator around the launch.
         op_stack         text     All operators around the launch, outermost first, as JSON.
@@ -207,18 +207,18 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "annotation_breakdown",
-        "Per rank and annotation: how often, how long, and the device's work for it.",
+        "Per rank and annotation: count, duration, and its work on the device.",
         """
         rank             int32    Global rank.
         name             text     Name.
         kind             text     host or device.
         n_ranges         int64    How often.
-        total_ns         int64    All of them added.
+        total_ns         int64    Total duration.
         min_ns           int64    The shortest.
         max_ns           int64    The longest.
         mean_ns          int64    Mean duration.
         n_kernels        int64    Kernels launched inside; on the device: running inside.
-        kernel_ns        int64    Their durations added.
+        kernel_ns        int64    Total duration.
         """,
         "derived",
     ),

@@ -1,4 +1,4 @@
-"""Tables of execution traces, and of their links with what a profiler recorded of the same steps.
+"""Tables of execution traces, and of their links to profiler traces of the same steps.
 
 A node is named by the file_id of its execution trace and its node_id; a kernel by the file_id of the profiler's trace
 and its kernel_id.
@@ -17,13 +17,13 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Global rank.
         schema           text     Version of its layout.
         pid              int64    Process.
-        recorded         text     When it was begun, in local time, as the file says.
-        start_ms         int64    Begin on the process's own steady clock, which no other trace shares.
-        finish_ms        int64    End on that clock; NULL when the file is cut off.
+        recorded         text     When it was started, in local time, as recorded.
+        start_ms         int64    Start on the process's own steady clock, which no other trace shares.
+        finish_ms        int64    End on that clock; NULL when the file is truncated.
         n_nodes          int64    Nodes.
         n_threads        int32    Threads.
-        has_record_ids   bool     True when operators have the numbers that profilers note as well.
-        is_cut           bool     True when the file ends before its last node does.
+        has_record_ids   bool     True when operators have the ids that profilers also record.
+        is_cut           bool     True when the file is truncated.
         extra            text     All other fields of the file, as JSON.
         """,
     ),
@@ -42,21 +42,21 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "et_nodes",
-        "Nodes of execution traces: operators, annotations, and what holds them together.",
+        "Nodes of execution traces: operators, annotations, and the roots that hold them.",
         """
         file_id          int32    The execution trace.
         rank             int32    Global rank.
         node_id          int64    Number of the node in its file.
-        position         int64    Place in the file, which is the order in which nodes ended.
+        position         int64    Position in the file, which is the order in which nodes ended.
         name             text     Name.
         kind             text     process, thread, groups (the description of all process groups) or op.
         parent_id        int64    The node that called it; NULL at the top.
-        fw_parent_id     int64    The operator that was open on the forward thread; NULL when there is none.
-        record_id        int64    Number of the record function, which profilers note as well; NULL when there is none.
-        seq_id           int64    Sequence number of autograd; NULL when there is none.
+        fw_parent_id     int64    The operator that was open on the forward thread; NULL without one.
+        record_id        int64    Record function id, which profilers also record; NULL without one.
+        seq_id           int64    Sequence number of autograd; NULL without one.
         scope            int32    Scope of the record function: 0 function, 1 backward, 7 user.
         thread           int64    Number of the thread in the file, from 1.
-        fw_thread        int64    Thread of the forward operator; NULL when there is none.
+        fw_thread        int64    Thread of the forward operator; NULL without one.
         op_schema        text     Signature of the operator.
         inputs           text     Values, as JSON; a tensor is [tensor, storage, offset, elements, bytes each, device].
         input_shapes     text     Shapes, as JSON.
@@ -70,8 +70,8 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         kernel_file      text     Where its code is.
         collective       text     Name of the collective as recorded (NCCL only).
         dtype            text     Type of its elements.
-        n_in             int64    Elements that it takes.
-        n_out            int64    Elements that it gives.
+        n_in             int64    Elements of its input.
+        n_out            int64    Elements of its output.
         group_name       text     Process group.
         group_desc       text     Description of the group.
         group_size       int32    Members of the group.
@@ -81,68 +81,68 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "et_tensors",
-        "Tensors that nodes of execution traces take and give.",
+        "Input and output tensors of the nodes of execution traces.",
         """
         file_id          int32    The execution trace.
         rank             int32    Global rank.
         node_id          int64    The node.
-        is_output        bool     True for what it gives.
-        argument         int32    Place among the arguments, from 0.
-        element          int32    Place in the list, where the argument is a list of tensors; else 0.
-        tensor_id        int64    Number of the tensor; used anew once it is freed.
-        storage_id       int64    Number of the memory behind it; used anew once it is freed.
-        storage_offset   int64    Where in that memory it begins, in elements.
+        is_output        bool     True for an output.
+        argument         int32    Position among the arguments, from 0.
+        element          int32    Position in the list if the argument is a list of tensors; else 0.
+        tensor_id        int64    Number of the tensor; reused once it is freed.
+        storage_id       int64    Number of the memory behind it; reused once it is freed.
+        storage_offset   int64    Where in that memory it starts, in elements.
         n_elements       int64    Elements.
         n_item_bytes     int64    Bytes of an element.
-        dtype            text     Type of the elements, as C++ names it; empty when the types do not tell.
+        dtype            text     Type of the elements, as C++ names it; empty when unknown.
         device           text     Device.
         """,
         "parts",
     ),
     spec(
         "et_pairs",
-        "Which profiler trace belongs to each execution trace, and how much of it was found there.",
+        "Which profiler trace belongs to each execution trace, and how many of its nodes were found there.",
         """
         file_id          int32    The execution trace.
         rank             int32    Global rank.
-        profile_id       int32    File of the profiler trace of the same steps; NULL when none fits.
-        method           text     id (both noted the same numbers), alignment (the same sequence of names) or none.
+        profile_id       int32    File of the profiler trace of the same steps; NULL when none matches.
+        method           text     id (both recorded the same ids), alignment (the same sequence of names) or none.
         n_nodes          int64    Nodes.
-        n_operators      int64    Operators: nodes that are neither roots nor annotations, as those of steps are.
-        n_linkable       int64    Nodes that a profiler can see: not the roots, nor the description of the groups.
+        n_operators      int64    Operators: nodes that are neither roots nor annotations such as steps.
+        n_linkable       int64    Nodes that a profiler can see: neither the roots nor the description of the groups.
         n_linked         int64    Nodes that were found there.
-        n_wrong_names    int64    Nodes whose number was found there under another name; they are not linked.
-        n_outside        int64    Nodes from before or after what the profiler recorded.
-        link_pct         float64  n_linked of n_linkable, of which those outside can never be linked.
-        covered_pct      float64  The operators and annotations of the profiler trace that were found.
-        why              text     different-run, no-overlap, no-observer, no-ids or partial, where nodes are missing.
+        n_wrong_names    int64    Nodes whose id has a different name there; they are not linked.
+        n_outside        int64    Nodes from before or after the profiler's recording.
+        link_pct         float64  n_linked of n_linkable; nodes outside the recording can never be linked.
+        covered_pct      float64  Share of the profiler trace's operators and annotations that were found.
+        why              text     different-run, no-overlap, no-observer, no-ids or partial, if nodes are missing.
         """,
         "derived",
     ),
     spec(
         "et_links",
-        "For each node of an execution trace: what a profiler recorded of it, and how long it took.",
+        "For each node of an execution trace: its event in the profiler trace, and how long it took.",
         """
         file_id          int32    The execution trace.
         rank             int32    Global rank.
         node_id          int64    The node.
         profile_id       int32    File of the profiler trace; NULL when the node was not found.
-        op_id            int64    The operator there (see ops); NULL when there is none.
-        annotation_id    int64    The annotation there (see annotations); NULL when there is none.
+        op_id            int64    The operator there (see ops); NULL without one.
+        annotation_id    int64    The annotation there (see annotations); NULL without one.
         how              text     id, alignment, or none.
         tid              int64    Thread that ran it, as the profiler numbers threads.
         start_ns         int64    When it began.
-        duration_ns      int64    How long it took, with all that it called.
-        own_ns           int64    How long it took without what it called on its thread.
-        is_inflated      bool     True when the observer ran meanwhile, which makes short operators take longer.
-        duration_from    int32    File that the durations are from; another one than profile_id when transplanted.
+        duration_ns      int64    How long it took, including everything that it called.
+        own_ns           int64    How long it took, without what it called on its thread.
+        is_inflated      bool     True when the observer was running, which makes short operators slower.
+        duration_from    int32    File that the durations are from; not profile_id if they were transplanted.
         step             int64    Step in which it began.
         """,
         "derived",
     ),
     spec(
         "et_edges",
-        "What has to come before what in a linked trace.",
+        "Dependencies in a linked trace: what has to happen before what.",
         """
         kind             text     call, thread, launch, stream, sync, backward, data, handover or collective.
         rank             int32    Global rank of the later one.
@@ -163,27 +163,27 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         file_id          int32    The execution trace.
         rank             int32    Global rank.
         node_id          int64    The node that called it: record_param_comms, or c10d::...
-        runner           text     What did it: node (gloo, on a thread) or kernel (NCCL).
-        runner_id        int64    Its node_id or kernel_id; node_id of the caller where nothing else is known.
-        runner_file_id   int32    The file that this number belongs to.
-        comm_id          int64    The same call in comms, where a profiler saw it.
+        runner           text     What ran it: node (gloo, on a thread) or kernel (NCCL).
+        runner_id        int64    Its node_id or kernel_id; node_id of the caller if nothing else is known.
+        runner_file_id   int32    The file that this id belongs to.
+        comm_id          int64    The same call in comms, if a profiler recorded it.
         match_id         int64    The logical call of all ranks in comm_matches.
         op               text     all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send, recv, ...
         is_p2p           bool     True for sends and receives.
         group_name       text     Process group.
         group_ranks      text     Global ranks of the group, as JSON.
         group_size       int32    Members of the group.
-        is_inferred      bool     True when the group was not recorded but concluded.
+        is_inferred      bool     True when the group was inferred, not recorded.
         dtype            text     Type of the elements, as in comms.
-        n_in             int64    Elements that the rank gives.
-        n_out            int64    Elements that the rank takes.
-        n_bytes          int64    Bytes that the rank gives (receives: takes): what simulators call the size.
+        n_in             int64    Elements that the rank sends.
+        n_out            int64    Elements that the rank receives.
+        n_bytes          int64    Bytes that the rank sends (for a recv: receives): what simulators call the size.
         root             int32    Global rank of the root of a broadcast, reduce, gather or scatter.
         src              int32    Sender of a transfer.
         dst              int32    Receiver of a transfer.
         tag              int64    Tag of a transfer.
         seq              int64    Sequence number in the group, where recorded.
-        place            int64    Place among the calls of its group: seq, else counted per rank (and peer and tag).
+        place            int64    Position among the calls of its group: seq, else counted per rank (and peer and tag).
         """,
         "derived",
     ),

@@ -1,4 +1,4 @@
-"""Tables computed from profiler traces when asked for: how the host kept the device busy."""
+"""Tables computed from profiler traces on demand: how the host kept the device busy."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from rankscope.model.schema import TableSpec, spec
 HOST_TABLES: tuple[TableSpec, ...] = (
     spec(
         "call_tree",
-        "Operators with their place in the calls of their thread; those of a thread in the order of `position`.",
+        "Operators with their position in the call tree of their thread, ordered by `position`.",
         """
         file_id          int32    The trace.
         rank             int32    Global rank.
         op_id            int64    The operator.
         parent_id        int64    The operator that called it; NULL at the top.
-        aten_id          int64    The innermost aten operator that it is or lies in.
+        aten_id          int64    The innermost aten operator that it is or is inside of.
         name             text     Name.
         tid              int64    Thread.
         depth            int32    Operators above it.
-        position         int64    Its place when all operators are told from the outside in.
-        last_position    int64    The place of the last operator inside it; its own when there is none.
+        position         int64    Its position when operators are listed from the outside in.
+        last_position    int64    The position of the last operator inside it; its own without one.
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         self_ns          int64    Duration without the operators inside it.
-        is_recursive     bool     True when an operator of the same name lies around it.
+        is_recursive     bool     True when it is inside an operator of the same name.
         n_kernels        int64    Kernels that it launched itself.
         kernel_ns        int64    Their time.
         n_kernels_below  int64    Kernels launched by it and all operators inside it.
@@ -33,7 +33,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "op_breakdown",
-        "Operators by name: host time and the device time that they caused.",
+        "Operators by name: host time, and the device time of the kernels that they launched.",
         """
         rank             int32    Global rank.
         name             text     Name.
@@ -50,15 +50,15 @@ HOST_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "kernel_sequences",
-        "Sequences of kernels that recur under one operator.",
+        "Sequences of kernels that an operator launches repeatedly.",
         """
         rank             int32    Global rank.
-        operator         text     The outermost operator that fits.
+        operator         text     The outermost operator with this sequence.
         kernels          text     Names of its kernels in order of time, as JSON.
         n_kernels        int64    Length of the sequence.
         n                int64    How often it ran.
-        kernel_ns        int64    Time of its kernels, all runs together.
-        cpu_ns           int64    Host time of the operator, all runs together.
+        kernel_ns        int64    Time of its kernels, total of all runs.
+        cpu_ns           int64    Host time of the operator, total of all runs.
         """,
         "derived",
     ),
@@ -69,7 +69,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Global rank.
         operator         text     The innermost aten operator around the launch.
         kernels          text     Names of the kernels that one run launches, in order of time, as JSON.
-        n_kernels        int64    How many they are.
+        n_kernels        int64    How many kernels.
         n                int64    How often it ran.
         to_launch_ns     int64    Mean time from its start to the start of its first launch.
         to_kernel_ns     int64    Mean time from the start of that launch to the start of the first kernel.
@@ -111,7 +111,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    Start of the call.
         cpu_ns           int64    Duration of the call.
         gpu_ns           int64    Time of its kernels.
-        delay_ns         int64    From the end of the call to the start of its first kernel; 0 where that began before.
+        delay_ns         int64    From the end of the call to the start of its first kernel; 0 if it started earlier.
         step             int64    Step in which it was launched.
         """,
         "derived",
@@ -137,13 +137,13 @@ HOST_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "queue_length",
-        "How many launches waited for their stream, whenever that changed.",
+        "How many launches were queued on their stream: one row per change.",
         """
         file_id          int32    The trace.
         rank             int32    Global rank.
         device           int32    Device.
         stream           int64    Stream.
-        time_ns          int64    From when on.
+        time_ns          int64    When it changed.
         n_queued         int64    Launches made whose first kernel has not begun.
         step             int64    Step of the launch or kernel that changed it.
         """,
@@ -151,12 +151,12 @@ HOST_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "queue_summary",
-        "How many launches waited for their stream: one row per rank and stream.",
+        "How many launches were queued: one row per rank and stream.",
         """
         rank             int32    Global rank.
         device           int32    Device.
         stream           int64    Stream.
-        n_changes        int64    Changes of the queue's length.
+        n_changes        int64    Changes in queue length.
         mean_queued      float64  Mean length over time.
         median_queued    float64  Median over the changes.
         p95_queued       float64  95th percentile over the changes.
@@ -173,7 +173,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         stream           int64    Stream.
         n_blocked        int64    How often the queue became full.
         blocked_ns       int64    Time at or above the setting max_queue.
-        longest_ns       int64    Longest such time.
+        longest_ns       int64    Longest time that it was full.
         window_ns        int64    From the first to the last change of any queue of the rank.
         blocked_pct      float64  Share of that window.
         """,
@@ -186,49 +186,49 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         file_id          int32    The trace.
         rank             int32    Global rank.
         call_id          int64    The call.
-        name             text     cudaStreamSynchronize, cudaMemcpy, a copy that came back only when it was done, ...
+        name             text     cudaStreamSynchronize, cudaMemcpy, a blocking copy, ...
         tid              int64    Thread.
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         op_id            int64    The innermost operator around it.
-        operator         text     Its name; empty when there is none.
+        operator         text     Its name; empty without one.
         root_operator    text     Name of the outermost operator around it.
-        annotation       text     The innermost annotation around it, steps left out.
+        annotation       text     The innermost annotation around it, other than steps.
         step             int64    Step in which it started.
         """,
         "derived",
     ),
     spec(
         "sync_calls",
-        "Waits of the host for the device, by call and operator, and the idling that followed.",
+        "Time that the host waited for the device, by call and operator, and the idle time that followed.",
         """
         rank             int32    Global rank.
         name             text     The call.
-        operator         text     The innermost operator around it; empty when there is none.
+        operator         text     The innermost operator around it; empty without one.
         root_operator    text     The outermost operator around it.
-        annotation       text     The innermost annotation around it, steps left out.
+        annotation       text     The innermost annotation around it, other than steps.
         n                int64    How often.
         total_ns         int64    Host time in it.
         max_ns           int64    Longest.
-        n_idle           int64    After how many of them the device idled.
-        idle_ns          int64    How long it idled then: the host had nothing ready for it.
+        n_idle           int64    How many of them were followed by an idle device.
+        idle_ns          int64    How long it was idle then: the host had no work ready.
         """,
         "derived",
     ),
     spec(
         "idle_gaps",
-        "Times in which a device ran nothing on any stream, and what the next kernel waited for.",
+        "Gaps in which a device ran nothing on any stream, and what the next kernel waited for.",
         """
         file_id          int32    The trace.
         rank             int32    Global rank.
         device           int32    Device.
         start_ns         int64    End of the work before.
         duration_ns      int64    Until the next kernel began.
-        cause            text     data, sync, launch, host, device, or unknown where the launch is not in the trace.
+        cause            text     data, sync, launch, host, device, or unknown if the launch is not in the trace.
         late_ns          int64    Part of the gap before the next kernel's launch began.
         delay_ns         int64    Part of the gap after that launch had ended.
         kernel_id        int64    The kernel that ended the gap.
-        wait_call_id     int64    The wait of the host (host_waits) that caused it, where the cause is sync.
+        wait_call_id     int64    The host wait (host_waits) that caused it, if the cause is sync.
         step             int64    Step of the kernel that ended the gap.
         """,
         "derived",

@@ -1,4 +1,4 @@
-"""Tables computed from profiler traces when asked for: the critical path, and what the job would be without slow parts.
+"""Tables computed from profiler traces on demand: the critical path, and how fast the job would be without slow parts.
 
 Times in these tables are on the common clock of `profile_clocks`.
 """
@@ -15,12 +15,12 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Where it happened.
         file_id          int32    The trace.
         kind             text     host, data-loading, launch, kernel, copy, communication, kernel-gap or sync.
-        name             text     The operator, call or kernel; empty where the host was outside of all operators.
+        name             text     The operator, call or kernel; empty if the host was outside of any operator.
         start_ns         int64    Start.
         duration_ns      int64    Duration: the pieces of a window add up to it.
         step             int64    Step of the job in which it ended.
         stream           int64    Stream; NULL on the host.
-        waited_for       text     What had to be over before it could start.
+        waited_for       text     What had to end before it could start.
         """,
         "derived",
     ),
@@ -32,25 +32,25 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         kind             text     As in critical_path.
         n_pieces         int64    Pieces of the path.
         duration_ns      int64    Their time.
-        share_pct        float64  The same, of the whole path.
-        main_name        text     The name that takes most of it.
-        main_ns          int64    What that takes.
+        share_pct        float64  Share of the whole path.
+        main_name        text     The name with the most time.
+        main_ns          int64    Time of that name.
         """,
         "derived",
     ),
     spec(
         "pipeline_bubbles",
-        "Per rank of a pipeline and step: how long it waited for neighbouring stages.",
+        "Per rank of a pipeline and step: how long it waited for neighboring stages.",
         """
         rank             int32    Global rank.
         stage            int32    Its stage, from 0.
         step             int64    Number of the step.
-        start_ns         int64    End of the rank's step before, or start of the first.
+        start_ns         int64    End of the rank's previous step, or start of the first.
         step_ns          int64    From there to the end of this step on host and device.
-        compute_ns       int64    Computation, copies and fills run.
-        bubble_ns        int64    The compute stream waits for a neighbouring stage.
+        compute_ns       int64    Computation, copies and fills.
+        bubble_ns        int64    The compute stream waits for a neighboring stage.
         wait_ns          int64    It waits for another member of a collective.
-        transfer_ns      int64    It stands still while data move.
+        transfer_ns      int64    It is idle while data moves.
         idle_ns          int64    The rest: launches, gaps between kernels, the host.
         bubble_pct       float64  bubble_ns of step_ns.
         """,
@@ -62,12 +62,12 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         """
         kind             text     recorded, replayed, all, ranks, balance, rank, stage, last-stage, worst-ranks or type.
         what             text     What would be different.
-        rank             int32    The rank, where it is one.
-        stage            int32    The pipeline stage, where it is one.
+        rank             int32    The rank, if it is one.
+        stage            int32    The pipeline stage, if it is one.
         step_ns          int64    The mean step, if this were as fast as its peers.
         saved_ns         int64    How much shorter that is than the replayed step.
-        slowdown         float64  How many times as long this alone makes a step in which all else is like its peers.
-        share_pct        float64  saved_ns, of what is saved if everything is like its peers.
+        slowdown         float64  How many times as long a step is with only this not as fast as its peers.
+        share_pct        float64  saved_ns as a share of what is saved if everything were as fast as its peers.
         """,
         "derived",
     ),

@@ -1,4 +1,4 @@
-"""Tables that profiler traces give: torch.profiler (Kineto) and Nsight Systems (nsys), in the same columns.
+"""Tables from profiler traces: torch.profiler (Kineto) and Nsight Systems (nsys), in the same columns.
 
 `profiles` and `devices` are small. The others are Parquet parts, one per traced process. All times are nanoseconds
 since the epoch on the clock of the process's host; `profile_clocks` has the estimated offsets of these clocks.
@@ -21,11 +21,11 @@ def _part(name: str, doc: str, columns: str) -> TableSpec:
 PROFILER_TABLES: tuple[TableSpec, ...] = (
     spec(
         "profiles",
-        "One row per process that a profiler traced; a rank may have several, one per recorded window.",
+        "One row per traced process; a rank may have several, one per recorded window.",
         """
         file_id          int32    The trace.
         rank             int32    Global rank.
-        host             text     Host, as the trace or the file's name tells.
+        host             text     Host, from the trace or the file name.
         source           text     kineto or nsys.
         device_type      text     cuda, rocm, xpu, mtia, hpu, or cpu when no device was traced.
         backend          text     Communication backend that the job was set up with.
@@ -41,7 +41,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         has_shapes       bool     True when operators have the shapes of their inputs.
         has_stacks       bool     True when Python functions were traced.
         has_memory       bool     True when allocations were traced.
-        has_syncs        bool     True when synchronisations were traced as events of their own.
+        has_syncs        bool     True when synchronizations were traced as separate events.
         """,
     ),
     spec(
@@ -51,7 +51,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         file_id           int32  The trace.
         rank              int32  Global rank.
         device            int32  Number of the device.
-        name              text   What it is.
+        name              text   Name of the device.
         n_sms             int32  Multiprocessors.
         n_bytes           int64  Memory.
         max_threads       int32  Threads that one multiprocessor can hold.
@@ -91,7 +91,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
     ),
     _part(
         "runtime_calls",
-        "Calls into the device's runtime and driver (launches, copies, synchronisations).",
+        "Calls into the device's runtime and driver (launches, copies, synchronizations).",
         """
         call_id          int64    Number of the call in its trace.
         name             text     cudaLaunchKernel, hipMemcpyAsync, cudaStreamSynchronize, ...
@@ -136,7 +136,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         launch_start_ns  int64    Start of that call.
         launch_end_ns    int64    End of that call.
         op_id            int64    The innermost operator that launched it.
-        step             int64    Step in which it was launched (in which it started, where no launch is known).
+        step             int64    Step in which it was launched (in which it started, if the launch is unknown).
         """,
     ),
     _part(
@@ -144,22 +144,22 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         "Collectives and transfers as a profiler saw them: one row per rank and call.",
         """
         comm_id          int64    Number in its trace.
-        kernel_id        int64    The kernel that did it; NULL on the host (gloo).
+        kernel_id        int64    The kernel that ran it; NULL on the host (gloo).
         op               text     all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send, recv, ...
         name             text     Name of the kernel or annotation.
         is_p2p           bool     True for sends and receives.
-        group_name       text     Process group; empty when the trace does not tell.
+        group_name       text     Process group; empty when the trace does not say.
         group_desc       text     Description of the group.
         group_ranks      text     Global ranks of the group, as JSON.
         group_size       int32    Members of the group.
         seq              int64    Sequence number in the group.
-        comms_id         text     Number of the logical collective, equal on all ranks, where torch recorded it.
+        comms_id         text     Number of the logical collective, equal on all ranks, if torch recorded it.
         src              int32    Sender of a transfer.
         dst              int32    Receiver of a transfer.
         dtype            text     Type of the elements.
         n_in             int64    Elements of the input.
         n_out            int64    Elements of the output.
-        n_bytes          int64    Size of the message by the convention of nccl-tests: the larger of both.
+        n_bytes          int64    Size of the message by the convention of nccl-tests: the larger of input and output.
         in_split         text     Elements sent to each member (all_to_all), as JSON.
         out_split        text     Elements received from each member, as JSON.
         device           int32    Device.
@@ -172,7 +172,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
     ),
     _part(
         "syncs",
-        "Synchronisations: who waited for which stream or event.",
+        "Synchronizations: what waited for which stream or event.",
         """
         kind             text     stream, event, context or stream-wait (a stream waits for an event).
         device           int32    Device.
@@ -203,7 +203,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
     ),
     _part(
         "memory",
-        "Allocations and frees, as the profiler noted them.",
+        "Allocations and frees, as the profiler recorded them.",
         """
         time_ns          int64    When.
         device_type      text     cpu, cuda, ... as torch numbers them.
@@ -240,7 +240,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
     ),
     _part(
         "python_calls",
-        "Python functions, read only when asked for (--stacks): they are most of a trace that has them.",
+        "Python functions, read only with --stacks: they make up most of a trace that has them.",
         """
         python_id        int64    Number in its trace.
         parent_id        int64    The caller.

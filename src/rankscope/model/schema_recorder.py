@@ -1,21 +1,23 @@
-"""Tables that Flight Recorder dumps give, and those that describe the capture as a whole."""
+"""Tables from Flight Recorder dumps, and those that describe the capture as a whole."""
 
 from __future__ import annotations
 
 from rankscope.model.schema import TableSpec, spec
 
+EARLIER_MOMENT = "is from an earlier time"  # so begins files.problem of a stale dump that is from this very run
+
 RECORDER_TABLES: tuple[TableSpec, ...] = (
     spec(
         "files",
-        "Every file that was looked at, and what became of it.",
+        "Every file that was looked at, and whether it was read.",
         """
         file_id   int32  Number of the file in this capture.
-        path      text   Where it is, as it was found (archive members after "!").
-        source    text   Name of the reader that took it; empty when no reader knows the format.
+        path      text   Path of the file (archive members after "!").
+        source    text   Name of the reader that read it; empty when no reader knows the format.
         rank      int32  Global rank, taken from the name or the content.
-        host      text   Host, as far as the name tells.
+        host      text   Host, if the name shows it.
         n_bytes   int64  Size on disk.
-        status    text   read, damaged (in part or wholly), duplicate, stale, other-run, other-capture or ignored.
+        status    text   read, damaged, duplicate, stale, other-run, other-capture, other-world or ignored.
         problem   text   What is wrong with it, in one sentence.
         hint      text   What to do about it.
         """,
@@ -25,17 +27,17 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         "Every rank that left a readable trace.",
         """
         rank             int32  Global rank.
-        host             text   Host, as far as the file names tell.
-        file_id          int32  The Flight Recorder dump that speaks for the rank.
-        recorder         text   Who wrote it: torch, torchcomms, rankscope, or both where torch's and ours were joined.
+        host             text   Host, if the file names show it.
+        file_id          int32  The Flight Recorder dump of the rank.
+        recorder         text   Who wrote it: torch, torchcomms, rankscope, or both if two dumps were merged.
         version          text   Version of the dump's layout.
         comm_version     text   Version of the communication library.
         n_calls          int64  Calls kept in the dump.
-        n_dropped        int64  Calls that the ring buffer had already dropped.
+        n_dropped        int64  Calls that the ring buffer had already overwritten.
         last_created_ns  int64  When the rank enqueued its newest call.
-        written_ns       int64  When the dump was written, where it says so.
-        clock_offset_ns  int64  Estimated offset of the host's clock against the job's median clock.
-        clock_error_ns   int64  Uncertainty of that estimate; NULL where the clock was taken as it is.
+        written_ns       int64  When the dump was written, if it says so.
+        clock_offset_ns  int64  Estimated offset of the host's clock from the job's median clock.
+        clock_error_ns   int64  Uncertainty of that estimate; NULL if the clock was used as it is.
         """,
     ),
     spec(
@@ -56,7 +58,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         file_id         int32  The dump.
         rank            int32  Global rank that wrote it.
         pg_id           int32  The group's number in that process.
-        group_name      text   Its name, through the calls of the same dump; empty when none is left.
+        group_name      text   Its name, from the calls in the same dump; empty if none are left.
         last_enqueued   int64  Sequence number of the newest collective enqueued.
         last_started    int64  Newest collective seen to start.
         last_completed  int64  Newest collective seen to complete.
@@ -64,15 +66,15 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "groups",
-        "Process groups, merged over all ranks: identity is the name and the ordered members.",
+        "Process groups, merged over all ranks; a group is identified by its name and its members in order.",
         """
         group_id  int32  Number of the group in this capture.
         name      text   Name that torch gave it.
         description  text   What the group is for (default_pg, dp, tp, ...).
         size      int32  Number of members.
-        origin    text   Where the members are known from: config, world, name-hash or use.
+        origin    text   How the members are known: config, world, name-hash or use.
         inferred  bool   True when the members were inferred from who uses the name.
-        generation  int32  How often a group of this name had been destroyed and made again, as far as is kept.
+        generation  int32  How often a group of this name had been destroyed and recreated, as far as recorded.
         """,
     ),
     spec(
@@ -86,20 +88,20 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "group_progress",
-        "Each member's collectives in each group: below first_seq is evicted, above last_seq not joined.",
+        "Each member's collectives in each group: before first_seq overwritten, after last_seq not joined.",
         """
         group_id        int32  The group.
         rank            int32  Global rank.
-        first_seq       int64  Oldest sequence number kept; NULL when none is.
-        last_seq        int64  Newest sequence number enqueued; NULL when not known.
+        first_seq       int64  Oldest sequence number kept; NULL without any.
+        last_seq        int64  Newest sequence number enqueued; NULL when unknown.
         last_completed  int64  Newest sequence number known to be complete.
         n_kept          int64  Calls kept.
-        known           bool   False when the rank left no readable dump, or its ring kept nothing of the group.
+        known           bool   False when the rank left no readable dump, or its ring buffer has no call of the group.
         """,
     ),
     spec(
         "collectives",
-        "One row per rank and call, as the Flight Recorder kept it.",
+        "One row per rank and call, as the Flight Recorder recorded it.",
         """
         file_id         int32  The dump.
         rank            int32  Global rank.
@@ -119,14 +121,14 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         role            text   call, member (of a coalesced group) or batch (the trailer that carries its state).
         peer            int32  Global rank of the other side of a send or receive.
         state           text   scheduled, started or completed, as recorded.
-        status          text   done, waiting, aborted (completed only by the abort after its time-out) or failed.
-        status_inferred bool   True when peers or later calls tell the status, and the rank's own record does not.
-        retired         bool   True when the watchdog let go of it.
+        status          text   done, waiting, aborted (completed only by the abort after its timeout) or failed.
+        status_inferred bool   True when the status comes from peers or later calls, not from the rank's own record.
+        retired         bool   True when the watchdog retired it.
         created_ns      int64  When the CPU enqueued it.
         started_ns      int64  When its start was noticed.
         completed_ns    int64  When its end was noticed.
-        duration_ns     int64  Time on the device, where recorded.
-        timeout_ns      int64  Its time-out.
+        duration_ns     int64  Time on the device, if recorded.
+        timeout_ns      int64  Its timeout.
         input_sizes     text   Shapes of the inputs, as JSON.
         output_sizes    text   Shapes of the outputs, as JSON.
         input_dtypes    text   Types of the inputs, as JSON.
@@ -134,7 +136,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         n_input_bytes   int64  Bytes of the inputs; NULL when a type is unknown.
         n_output_bytes  int64  Bytes of the outputs; NULL when a type is unknown.
         stack_id        int32  The call stack.
-        site_id         int32  The frame of the stack that is the user's own code (see frames).
+        site_id         int32  The frame of the stack that is the user's code (see frames).
         thread          text   Name of the thread that made the call.
         """,
     ),
@@ -151,7 +153,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         dst               int32  Global rank of the receiver of a transfer.
         n_members         int32  Ranks that have to join.
         n_joined          int32  Ranks whose dump has the call.
-        n_evicted         int32  Ranks whose ring had dropped it: no evidence either way.
+        n_evicted         int32  Ranks whose ring buffer had overwritten it: no evidence either way.
         n_missing         int32  Ranks that certainly have not joined.
         n_unknown         int32  Ranks without a readable dump.
         n_done            int32  Ranks that finished it.
@@ -159,12 +161,12 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         state             text   done, waiting, missing (a rank has not joined) or mismatch.
         first_created_ns  int64  When the first rank joined (that rank's clock).
         last_created_ns   int64  When the last rank joined (that rank's clock).
-        last_rank         int32  The rank that joined last, clocks aligned.
+        last_rank         int32  The rank that joined last, with clocks aligned.
         """,
     ),
     spec(
         "stacks",
-        "Call stacks, innermost frame first; equal stacks of all ranks are stored once.",
+        "Call stacks, innermost frame first; equal stacks are stored once.",
         """
         stack_id  int32  The stack.
         depth     int32  Position, 0 is the innermost frame.
@@ -180,7 +182,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         line      int32  Line.
         function  text   Function.
         is_user   bool   False for frames of torch, of Python itself and of launchers.
-        language  text   python or c++, where the file tells; frames of libraries have no line.
+        language  text   python or c++, if the file shows it; frames of libraries have no line.
         """,
     ),
 )

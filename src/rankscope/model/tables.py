@@ -229,6 +229,14 @@ class Part:
     rank: int
 
 
+@dataclass(frozen=True)
+class World:
+    """One of several jobs that were alive side by side, each with a default group and ranks from 0."""
+
+    number: int  # as `--capture N` counts
+    name: str
+
+
 @dataclass
 class Trace:
     """Everything that was read from one capture: named tables, and the paths it came from."""
@@ -240,6 +248,8 @@ class Trace:
     derived: dict[Any, Any] = field(
         default_factory=dict, repr=False
     )  # what analyses computed from the tables, by maker
+    world: World | None = None  # which one it is of, where several worlds were alive side by side
+    beside: list[Trace] = field(default_factory=list, repr=False)  # the other worlds
 
     def has(self, name: str) -> bool:
         """True when the table holds rows."""
@@ -251,7 +261,7 @@ class Trace:
         return len(self.table(name)) if name in self.tables or name in self.makers else 0
 
     def table(self, name: str) -> Table:
-        """The table, empty when the capture has nothing of its kind. A large one is loaded, a derived one computed."""
+        """The table, empty when the capture has no such data. A large one is loaded, a derived one computed."""
         if name in self.tables:
             return self.tables[name]
         if name in self.parts:
@@ -262,13 +272,13 @@ class Trace:
             self.tables[name] = self.makers[name](self)
             return self.tables[name]
         if name not in SCHEMA:
-            raise UsageError(f"there is no table {name!r}", "rankscope tables lists them all")
+            raise UsageError(f"unknown table {name!r}", "run rankscope tables to list them")
         return concat(name, [])
 
     def query(self, sql: str) -> DuckDBPyRelation:
         """The rows of a statement over all tables, in DuckDB's dialect: a relation with fetchall(), df(), pl(), ...
 
-        The way to ask large tables: only the columns that the statement names are read, and only its rows are kept.
+        The way to query large tables: only the columns that the statement names are read, and only its rows are kept.
         """
         from rankscope.model.query import query
 
@@ -285,6 +295,6 @@ class Trace:
         return trace_html(self)
 
     def held_rows(self) -> dict[str, int]:
-        """How many rows the tables have that are at hand and not empty; derived ones are, once they were asked for."""
+        """Row counts of the tables that are loaded and not empty; derived tables count once they were computed."""
         counts = {name: self.n_rows(name) for name in SCHEMA if name in self.parts or name in self.tables}
         return {name: count for name, count in counts.items() if count}

@@ -1,8 +1,8 @@
 """Joins the dumps of several recorders in one process: torch keeps a ring per backend, and torchcomms has its own.
 
-Dumps are of one process when they lie in one folder, are of one rank and one time, and tell of different backends or
-different groups. A group that two backends serve (`cpu:gloo,cuda:nccl`) counts its calls once per backend, so that each
-backend's share of it is a group of its own.
+Dumps are of one process when they are in one folder, of one rank and one time, and of different backends or
+different groups. A group that two backends serve (`cpu:gloo,cuda:nccl`) counts its calls once per backend, so each
+backend's share of it is a separate group.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Dump:
 
 
 def join_backends(tables: dict[str, Table]) -> dict[int, int]:
-    """Makes one dump of those of one process, in every table. Returns file -> file that now stands for it."""
+    """Merges the dumps of one process, in every table. Returns file -> file that replaces it."""
     ranks = tables["ranks"]
     if "collectives" not in tables or len(np.unique(ranks.array("rank"))) == len(ranks):
         return {}
@@ -117,7 +117,7 @@ def _part_shared_groups(tables: dict[str, Table], processes: Sequence[Sequence[_
 
 
 def _moved(table: Table, stands_for: Mapping[int, int]) -> Table:
-    """The rows with the file that stands for theirs; numbers of groups are each recorder's own and must not meet."""
+    """The rows with the merged file; group numbers are each recorder's own and must not collide."""
     files = table.array("file_id")
     columns: dict[str, Array | Text] = {}
     moved = files.copy()
@@ -134,7 +134,7 @@ def _moved(table: Table, stands_for: Mapping[int, int]) -> Table:
 
 
 def _joined_calls(calls: Table, stands_for: Mapping[int, int]) -> Table:
-    """In the order of their times, numbered anew; members of a coalesced call stay before their trailer."""
+    """In the order of their times, renumbered; members of a coalesced call stay before their trailer."""
     time = _block_times(calls)
     calls = _moved(calls, stands_for)
     file, ids = calls.array("file_id"), calls.array("record_id").copy()

@@ -32,7 +32,7 @@ class Reply(NamedTuple):
 
 
 class NoAnswerError(Exception):
-    """No whole answer came. `is_unreachable`: there was not even a connection."""
+    """No complete answer came. `is_unreachable`: not even a connection was made."""
 
     def __init__(self, message: str, *, is_unreachable: bool = False) -> None:
         super().__init__(message)
@@ -43,26 +43,26 @@ def parse_address(text: str, default_port: int) -> Address:
     """`http://host:port/path`, `host:port` or `host`. A name and password in it are left out."""
     scheme, separator, _ = text.partition("://")
     if separator and scheme.lower() != "http":
-        raise UsageError(f"{scheme}:// is not spoken here", "the debug server speaks plain http: give http://HOST:PORT")
+        raise UsageError(f"{scheme}:// is not supported", "the debug server uses plain http: http://HOST:PORT")
     try:
         parts = urlsplit(text if separator else f"http://{text}")
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise UsageError(f"{text!r} is not an address: {error}", "give http://HOST:PORT") from error
+        raise UsageError(f"{text!r} is not an address: {error}", "use http://HOST:PORT") from error
     if not host or any(char.isspace() or not char.isprintable() for char in text):
-        raise UsageError(f"{text!r} is not an address", "give http://HOST:PORT")
+        raise UsageError(f"{text!r} is not an address", "use http://HOST:PORT")
     return Address(host, default_port if port is None else port, parts.path.rstrip("/"))
 
 
 def fetch(address: Address, path: str, *, method: str = "GET", seconds: float, max_bytes: int) -> Reply:
-    """The whole answer within the limits, or NoAnswerError."""
+    """The complete answer within the limits, or NoAnswerError."""
     connection = _Connection(address.host, address.port, time.monotonic() + seconds)
     try:
         connection.request(method, f"{address.path}{path}", headers={"Connection": "close"})
         with connection.getresponse() as response:
             return Reply(response.status, _content(response, max_bytes))
     except TimeoutError as error:
-        what = "whole answer" if connection.is_reached else "connection"
+        what = "complete answer" if connection.is_reached else "connection"
         raise NoAnswerError(f"no {what} within {seconds:.3g} s", is_unreachable=not connection.is_reached) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise NoAnswerError(_reason(error), is_unreachable=not connection.is_reached) from error
@@ -80,7 +80,7 @@ def _content(response: http.client.HTTPResponse, max_bytes: int) -> bytes:
         if len(content) > max_bytes:
             raise too_large
     if response.length:
-        raise NoAnswerError(f"the answer is cut short after {len(content):,} bytes")
+        raise NoAnswerError(f"the answer is truncated after {len(content):,} bytes")
     return bytes(content)
 
 
@@ -88,12 +88,12 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     if isinstance(error, http.client.HTTPException):
-        return f"no answer in HTTP ({type(error).__name__})"
+        return f"no HTTP answer ({type(error).__name__})"
     return str(error) or type(error).__name__
 
 
 class _DeadlineSocket(socket.socket):
-    """Waits until one moment in all. A limit for each wait alone would let a drip of bytes go on for ever."""
+    """Waits until one deadline for everything. A limit per wait would let a drip of bytes go on forever."""
 
     deadline = 0.0
 

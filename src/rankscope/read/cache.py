@@ -1,7 +1,7 @@
-"""Where the Parquet parts of large traces are kept, so that a second run reads nothing again.
+"""Where the Parquet parts of large traces are kept, so that a second run does not read the traces again.
 
-The place is a folder or a URL. Each trace has an entry in it, which is filled aside and appears whole or not at all:
-whoever is ended in the middle leaves nothing that could be taken for a result.
+The place is a folder or a URL. Each trace has an entry in it, which is filled aside and appears complete or not at all:
+a process that is killed halfway leaves nothing that could be mistaken for a result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankscope.read.remote import is_url, located, open_store, reason, without_s
 
 LAYOUT = 2  # to be raised when the columns of a stored table or the way they are computed change
 _DONE = "profile.json"
-_HINT = "choose another place with --cache, or read with --no-cache"
+_HINT = "choose another folder with --cache, or use --no-cache"
 
 
 class Entry(NamedTuple):
@@ -53,17 +53,17 @@ def root_of(chosen: str | None) -> str:
     except RankscopeError:
         raise
     except Exception as error:  # each store has exceptions of its own
-        raise OutputError(f"cannot keep parts in {without_secrets(place)}: {reason(error)}", _HINT) from error
+        raise OutputError(f"cannot write the cache in {without_secrets(place)}: {reason(error)}", _HINT) from error
     return own_form
 
 
 def entry_name(identity: str) -> str:
-    """The folder of one file: whoever changes the file, its size or its time, or the layout, gets another one."""
+    """The folder of one file: a change of the file, its size, its time or the layout gives another one."""
     return hashlib.sha256(f"{LAYOUT}\n{identity}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def stored(workspace: str) -> Entry | None:
-    """The entry; None when it was not filled, or not to the end."""
+    """The entry; None when it was not filled completely."""
     if is_url(workspace):
         return _stored_remotely(workspace)
     try:
@@ -81,7 +81,7 @@ def kept(workspace: str) -> Entry:
     """The entry that has just been filled."""
     entry = stored(workspace)
     if entry is None:
-        raise OutputError(f"{without_secrets(workspace)} was written, but is not there", _HINT)
+        raise OutputError(f"{without_secrets(workspace)} was written, but does not exist", _HINT)
     return entry
 
 
@@ -98,7 +98,7 @@ def filling(workspace: str) -> Iterator[Path]:
     try:
         aside.mkdir(parents=True)  # readable for whoever shares the cache, as a temporary folder would not be
     except OSError as error:
-        raise OutputError(f"cannot keep parts in {folder.parent}: {error.strerror}", _HINT) from error
+        raise OutputError(f"cannot write the cache in {folder.parent}: {error.strerror}", _HINT) from error
     try:
         with _full_disk_told(str(folder.parent)):
             yield aside
@@ -108,7 +108,7 @@ def filling(workspace: str) -> Iterator[Path]:
 
 
 def _move(aside: Path, folder: Path) -> None:
-    """Who comes second leaves the entry of the first as it is: somebody may be reading it."""
+    """The second writer leaves the entry of the first as it is: another process may be reading it."""
     try:
         aside.replace(folder)
     except OSError:
@@ -123,7 +123,7 @@ def _full_disk_told(place: str) -> Iterator[None]:
         yield
     except Exception as error:  # the database has exceptions of its own
         if any(os.strerror(number).lower() in str(error).lower() for number in (errno.ENOSPC, errno.EDQUOT)):
-            raise OutputError(f"cannot keep parts in {place}: the disk is full", _HINT) from error
+            raise OutputError(f"cannot write the cache in {place}: the disk is full", _HINT) from error
         raise
 
 
@@ -133,7 +133,7 @@ def note_done(folder: Path, note: bytes) -> None:
 
 
 def _upload(folder: Path, workspace: str) -> None:
-    """The parts go to a place of their own, so that two who fill one entry never mix theirs; the note tells which."""
+    """The parts go to a place of their own, so that two writers of one entry never mix theirs; the note says which."""
     place = uuid.uuid4().hex
     try:
         store, path = open_store(workspace)
@@ -142,7 +142,7 @@ def _upload(folder: Path, workspace: str) -> None:
         note = (folder / _DONE).read_bytes()
         store.pipe_file(f"{path}/{_DONE}", f"{place} {len(note)}\n".encode() + note)
     except Exception as error:  # each store has exceptions of its own
-        raise OutputError(f"cannot keep parts in {without_secrets(workspace)}: {reason(error)}", _HINT) from error
+        raise OutputError(f"cannot write the cache in {without_secrets(workspace)}: {reason(error)}", _HINT) from error
 
 
 def _put(store: Any, file: Path, entry: str, name: str) -> None:
@@ -164,7 +164,7 @@ def _stored_remotely(workspace: str) -> Entry | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # each store has exceptions of its own
-        raise OutputError(f"cannot look into {without_secrets(workspace)}: {reason(error)}", _HINT) from error
+        raise OutputError(f"cannot read the cache in {without_secrets(workspace)}: {reason(error)}", _HINT) from error
     place, _, n_bytes = head.decode("utf-8", "replace").partition(" ")
     # Not every store shows a file only when it was written to the end.
     return Entry(note, f"{workspace}/{place}") if n_bytes == str(len(note)) else None

@@ -1,4 +1,4 @@
-"""Reads all files of a capture: asks the readers whose each file is, reads in processes, keeps what went wrong."""
+"""Reads all files of a capture: asks the readers which file is theirs, reads in processes, records what went wrong."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypedDict, cast
+from typing import Any, NamedTuple, Protocol, TypedDict, cast
+
+import numpy as np
 
 from rankscope.errors import BadFileError, InputError
 from rankscope.model.tables import MISSING, Part, Table, Trace, concat
@@ -18,17 +20,18 @@ from rankscope.read.backend_dumps import join_backends
 from rankscope.read.cache import entry_name, is_stored, root_of
 from rankscope.read.desync import reported_ranks
 from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
+from rankscope.read.in_processes import limited_memory, read_in_processes
 from rankscope.read.manifest import drop_parts
 from rankscope.read.merge import Merger, drop_duplicate_ranks
-from rankscope.read.mixed_dumps import leave_out_other_captures
+from rankscope.read.mixed_dumps import Captures, find_captures, leave_out_other_captures
 from rankscope.read.remote import is_url, without_secrets
 from rankscope.read.stale_dumps import LeftOut
 from rankscope.read.torchcomms import number_calls
 from rankscope.read.two_recorders import join_recorders
+from rankscope.read.worlds import files_of_other_worlds, separate_worlds
 
 # Below this, starting processes and sending their results back costs more than it saves.
 _PARALLEL_BYTES = 64 << 20
-_MEMORY_PER_FILE = 200  # times its size: what the largest honest file may need while it is read
 _CONNECTIONS = 16  # to object stores, where most of the time is waiting
 _PARTIAL = ".partial"  # how the collector names what it is still writing
 # A capture that has rows in none of these tells nothing about a job.
@@ -36,6 +39,14 @@ _TELLING_TABLES = (
     *("ranks", "profiles", "compile_logs", "et_traces"),
     *("thread_stacks", "metrics", "manifests", "desync_states"),
 )
+
+HOW_TO_GET_TRACES = """\
+rankscope reads Flight Recorder dumps, torch.profiler and Nsight Systems traces, execution traces, TORCH_TRACE and \
+TORCH_LOGS logs, stack dumps and training metrics. Three ways to get traces:
+1. rankscope record -o traces -- torchrun ... train.py
+2. a job that hangs: set TORCH_FR_DUMP_TEMP_FILE=/shared/dumps/nccl_trace_rank_ TORCH_NCCL_DUMP_ON_TIMEOUT=1
+3. a slow job: torch.profiler, and prof.export_chrome_trace(f"traces/trace_{rank}.json.gz") on every rank
+rankscope help traces says more"""
 
 Row = dict[str, Any]
 Claim = tuple[Source, str]  # the file and the module name of its reader
@@ -75,7 +86,7 @@ class ReadSettings(TypedDict, total=False):
 
 def read_capture(paths: Sequence[str], options: Options) -> Trace:
     """The raw tables of everything at the paths; bad files are rows of `files`, not exceptions."""
-    found, unreadable = find_sources(paths)
+    found, unreadable = find_sources(paths, options.progress)
     shown = tuple(map(without_secrets, paths))
     claims, rows = _claim(found, options)
     rows += [_unreadable_row(item) for item in unreadable]
@@ -83,6 +94,8 @@ def read_capture(paths: Sequence[str], options: Options) -> Trace:
         raise _nothing_found(shown, rows, options.prefix)
     merger = Merger()
     parts: dict[str, list[Part]] = {}
+    if options.progress is not None:
+        options.progress(0, len(claims), "reading")
     with _without_collector():
         for done, (source, reader, results, problem) in enumerate(_read_all(claims, options), 1):
             tables = [result for result in results if isinstance(result, Table)]
@@ -116,27 +129,29 @@ def _without_collector() -> Iterator[None]:
 
 
 def _claim(found: Sequence[Source], options: Options) -> tuple[list[Claim], list[Row]]:
-    """Asks the readers, in their order, whose each file is."""
+    """Asks the readers, in their order, which file is theirs."""
     readers, prefix = own_readers(), options.prefix
     claimed: list[tuple[Source, Reader]] = []
     rows: list[Row] = []
     candidates: list[Source] = []
     for source in found:
         if source.shown.endswith(_PARTIAL):
-            rows.append(_file_row(source, "", "ignored", "is unfinished: its process was still writing, or was ended"))
+            rows.append(_file_row(source, "", "ignored", "is incomplete: its process was still writing, or died"))
             continue
         named = name_source(source, prefix)
         if named is None:
-            rows.append(_file_row(source, "", "ignored", f"its name has no {prefix} with a rank behind it"))
+            rows.append(_file_row(source, "", "ignored", f"its name does not contain {prefix} followed by a rank"))
         else:
             candidates.append(named)
-    for named, head in zip(candidates, _heads(candidates), strict=True):
+    for done, (named, head) in enumerate(zip(candidates, _heads(candidates), strict=True)):
+        if options.progress is not None:
+            options.progress(done, len(candidates), "looking at files")
         if isinstance(head, BadFileError):
             rows.append(_file_row(named, "", "damaged", head.message, head.hint))
             continue
         reader = _reader_of(head, named, readers)
         if reader is None:
-            rows.append(_file_row(named, "", "ignored", "is of no format that rankscope reads"))
+            rows.append(_file_row(named, "", "ignored", "does not have a format that rankscope reads"))
         else:
             # Logs of other tools have names of their own: the numbers in them are no ranks, and the rest is no host.
             is_named = getattr(reader, "NAMES_TELL_RANK", True)
@@ -189,10 +204,10 @@ def _read_all(claims: Sequence[Claim], options: Options) -> Iterator[Result]:
         return
     n_jobs = min(_n_jobs(options), len(claims))
     if n_jobs > 1 and (options.jobs is not None or _work(claims) >= _PARALLEL_BYTES):
-        yield from _read_parallel(claims, n_jobs)
+        yield from read_in_processes(_read_one, claims, n_jobs)
         return
     n_largest = max(source.n_bytes for source, _ in claims)
-    with _limited_memory(n_largest) if options.may_limit_memory else nullcontext():
+    with limited_memory(n_largest) if options.may_limit_memory else nullcontext():
         yield from map(_read_one, claims)
 
 
@@ -200,52 +215,6 @@ def _work(claims: Sequence[Claim]) -> int:
     """Bytes to be read, in terms of a dump's; what the cache holds already is no work."""
     costs = {module: getattr(sys.modules[module], "COST", 1) for _, module in claims}
     return sum(source.n_bytes * costs[module] for source, module in claims if not is_stored(source.workspace))
-
-
-def _read_parallel(claims: Sequence[Claim], n_jobs: int) -> Iterator[Result]:
-    """In processes: unpickling holds the interpreter's lock. Forked where possible, as that imports nothing again."""
-    import multiprocessing
-    import warnings
-    from concurrent.futures import ProcessPoolExecutor
-
-    # A process that has threads, of the database or of a store, must not be forked: a lock could stay held for ever.
-    can_fork = sys.platform == "linux" and not {"duckdb", "fsspec"} & sys.modules.keys()
-    context = multiprocessing.get_context("fork" if can_fork else "spawn")
-    n_largest = max(source.n_bytes for source, _ in claims)
-    chunk = max(1, min(16, len(claims) // (4 * n_jobs)))
-    with warnings.catch_warnings():
-        # The child only unpickles and makes arrays: no lock that another thread may hold is ever taken there.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with ProcessPoolExecutor(n_jobs, context, _set_up_process, (n_largest,)) as pool:
-            yield from pool.map(_read_one, claims, chunksize=chunk)
-
-
-def _set_up_process(n_largest: int) -> None:
-    gc.disable()  # a collection would copy every page that the process shares with its parent
-    _limited_memory(n_largest).__enter__()
-
-
-@contextmanager
-def _limited_memory(n_largest: int) -> Iterator[None]:
-    """The process may grow by what honest files need, many times over, and no further.
-
-    Ten bytes suffice to make an unpickler reserve 64 GB. The limit is enforced on Linux alone.
-    """
-    if sys.platform != "linux":
-        yield
-        return
-    import resource
-
-    with open("/proc/self/statm") as status:
-        n_now = int(status.read().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = n_now + max(4 << 30, _MEMORY_PER_FILE * n_largest)
-    limits = [limit for limit in (wanted, soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _read_one(claim: Claim) -> Result:
@@ -265,33 +234,58 @@ def _unreadable_row(item: Unreadable) -> Row:
     return {"path": item.shown, "rank": MISSING, "status": item.status, "problem": item.problem, "hint": item.hint}
 
 
-def _finish_files(trace: Trace, rows: list[Row], capture: int | None) -> None:
-    """One row per file; files that another one of the same rank replaced are marked."""
-    files = concat("files", [trace.table("files"), Table.from_rows("files", rows)])
-    trace.tables["files"] = files
-    dropped: dict[int, int] = {}
-    unused: set[int] = set()
-    left_out: dict[int, LeftOut] = {}
+def _finish_files(trace: Trace, rows: list[Row], chosen: int | None) -> None:
+    """One row per file; files that another one of the same rank replaced are marked. Worlds are taken apart."""
+    trace.tables["files"] = concat("files", [trace.table("files"), Table.from_rows("files", rows)])
+    files = trace.tables["files"]
+    moved: dict[int, LeftOut] = {}
+    captures, joined = Captures((), 0), dict[int, int]()
     if trace.has("ranks"):
         number_calls(trace.tables)
         joined = join_backends(trace.tables)
-        left_out = leave_out_other_captures(trace.tables, capture)
+        captures = find_captures(trace.tables, chosen)
+        moved = separate_worlds(trace, captures, joined, is_chosen=chosen is not None)
+    for world in trace.beside:
+        own = replace(captures, number=world.world.number) if world.world else captures
+        foreign = files_of_other_worlds(world, files)
+        gone = _clean_up(world, own, joined)
+        # What has no number could not be looked at: the first world tells of it.
+        _list_files(world, files.take(np.flatnonzero(files.array("file_id") != MISSING)), gone, foreign)
+    _list_files(trace, files, _clean_up(trace, captures, joined), moved)
+
+
+class _Gone(NamedTuple):
+    """Files of which nothing is in the tables."""
+
+    left_out: dict[int, LeftOut]
+    dropped: dict[int, int]  # for another file
+    unused: set[int]
+
+
+def _clean_up(trace: Trace, captures: Captures, joined: Mapping[int, int]) -> _Gone:
+    left_out: dict[int, LeftOut] = {}
+    dropped: dict[int, int] = {}
+    if trace.has("ranks"):
+        left_out = leave_out_other_captures(trace.tables, captures)
         join_recorders(trace.tables)
         dropped = drop_duplicate_ranks(trace.tables)
         left_out.update({file: left_out[other] for file, other in joined.items() if other in left_out})
         dropped.update({file: dropped[other] for file, other in joined.items() if other in dropped})
-    if trace.has("manifests"):
-        unused = drop_parts(trace.tables)
+    return _Gone(left_out, dropped, drop_parts(trace.tables) if trace.has("manifests") else set())
+
+
+def _list_files(trace: Trace, files: Table, gone: _Gone, moved: Mapping[int, LeftOut]) -> None:
+    left_out = {**gone.left_out, **moved}
     listed = sorted(files.rows(), key=lambda row: (row["file_id"] == MISSING, row["file_id"], row["path"]))
     paths = {row["file_id"]: row["path"] for row in listed}
     for row in listed:
         if row["file_id"] in left_out:
             reason = left_out[row["file_id"]]
             row.update(status=reason.status, problem=reason.problem, hint=reason.hint)
-        elif row["file_id"] in dropped:
-            row.update(status="duplicate", problem=f"was left out for {paths[dropped[row['file_id']]]}")
-        elif row["file_id"] in unused:
-            row.update(status="ignored", problem="another manifest tells the same of its ranks")
+        elif row["file_id"] in gone.dropped:
+            row.update(status="duplicate", problem=f"was replaced by {paths[gone.dropped[row['file_id']]]}")
+        elif row["file_id"] in gone.unused:
+            row.update(status="ignored", problem="another manifest has the same for its ranks")
     trace.tables["files"] = Table.from_rows("files", listed)
 
 
@@ -302,22 +296,22 @@ def _nothing_found(given: Sequence[str], rows: Sequence[Row], prefix: str | None
         return InputError(f"{broken[0]['path']}: {broken[0]['problem']}", broken[0]["hint"])
     if prefix is not None and rows:
         return InputError(
-            f"{where}: no file whose name has {prefix} and a rank behind it",
-            "leave out --prefix to read whatever is recognized by its content",
+            f"no trace in {where}: no file name contains {prefix} followed by a rank",
+            "leave out --prefix to read every file that rankscope recognizes",
         )
     if rows and all(row["path"].endswith((".et", ".et.gz")) for row in rows):
-        return InputError(f"{where}: a Chakra trace is no record of a job", f"rankscope chakra validate {where}")
+        return InputError(f"{where} is a Chakra trace, not a trace of a job", f"rankscope chakra validate {where}")
     if rows:
-        names = ", ".join(row["path"].rsplit("/", 1)[-1] for row in rows[:3]) + (", ..." if len(rows) > 3 else "")
-        return InputError(
-            f"{where}: no trace among {len(rows)} files ({names})",
-            "give the folder of the Flight Recorder dumps (TORCH_FR_DUMP_TEMP_FILE), of the profiler's traces or of "
-            "TORCH_TRACE",
-        )
-    return InputError(
-        f"{where}: the folder is empty",
-        "dumps appear when a job times out, traces when the profiler's schedule ends: see docs/sources",
-    )
+        return InputError(_no_trace(where, rows), HOW_TO_GET_TRACES)
+    return InputError(f"no trace in {where}: the folder is empty", HOW_TO_GET_TRACES)
+
+
+def _no_trace(where: str, rows: Sequence[Row]) -> str:
+    """What was looked at."""
+    if len(rows) == 1:
+        return f"no trace in this file: {rows[0]['path']} {rows[0]['problem']}"
+    names = ", ".join(row["path"].rsplit("/", 1)[-1] for row in rows[:3]) + (", ..." if len(rows) > 3 else "")
+    return f"no trace in {where}: none of its {len(rows):,} files ({names}) has a format that rankscope reads"
 
 
 def _rows(trace: Trace) -> list[Row]:
@@ -331,4 +325,5 @@ def _damaged(trace: Trace) -> list[Row]:
 def _all_damaged(trace: Trace) -> InputError:
     row = _damaged(trace)[0]
     n_files = len(trace.table("files"))
-    return InputError(f"none of {n_files} files is usable; {row['path']} {row['problem']}", row["hint"])
+    problem = f"{row['path']} {row['problem']}"
+    return InputError(problem if n_files == 1 else f"none of the {n_files:,} files can be used: {problem}", row["hint"])

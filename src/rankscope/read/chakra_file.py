@@ -24,9 +24,9 @@ _BLOCK_BYTES = 2 << 20
 _JSON = re.compile(rb'\s*[{\[]\s*["{\[\]}]')
 _NAME = re.compile(r"(?:(?P<prefix>.*)\.)?(?P<rank>\d{1,9})\.et(?:\.gz)?", re.IGNORECASE)
 _ENDINGS = (".et", ".et.gz")
-_FORMAT_HINT = "give Chakra's protobuf file (<prefix>.<rank>.et), plain or gzip"
-_JSON_HINT = "rankscope export DIR --to chakra makes Chakra traces of execution traces"
-_CUT_HINT = "the file is not whole: write or copy it again"
+_FORMAT_HINT = "pass Chakra protobuf files (<prefix>.<rank>.et), plain or gzip"
+_JSON_HINT = "to convert execution traces: rankscope export DIR --to chakra"
+_CUT_HINT = "the file is incomplete: write or copy it again"
 
 
 def read_chakra(path: str | os.PathLike[str]) -> ChakraFile:
@@ -35,7 +35,7 @@ def read_chakra(path: str | os.PathLike[str]) -> ChakraFile:
 
 
 def stream_chakra(path: str | os.PathLike[str]) -> ChakraStream:
-    """What the file says of itself is read at once, a node when it is asked for."""
+    """The metadata is read at once, a node on demand."""
     shown = os.fspath(path)
     records = _records(shown)
     first = next(records, None)
@@ -45,7 +45,7 @@ def stream_chakra(path: str | os.PathLike[str]) -> ChakraStream:
         version, attributes = decode_metadata(first[1])
     except WireError as error:
         raise BadFileError(
-            f"{shown} is no Chakra trace: its first message is not GlobalMetadata ({error})", _FORMAT_HINT
+            f"{shown} is not a Chakra trace: its first message is not GlobalMetadata ({error})", _FORMAT_HINT
         ) from error
     return ChakraStream(shown, version, attributes, _nodes(shown, records))
 
@@ -66,13 +66,13 @@ def find_chakra_files(paths: Sequence[str]) -> list[str]:
 def _of_folder(folder: str) -> list[str]:
     names = [name for name in os.listdir(folder) if name.lower().endswith(_ENDINGS)]
     if not names:
-        raise InputError(f"no Chakra trace (<prefix>.<rank>.et) in {folder}", "give the folder that holds them")
+        raise InputError(f"no Chakra trace (<prefix>.<rank>.et) in {folder}", "pass the folder that contains them")
     matches = [match for match in map(_NAME.fullmatch, names) if match]
     prefixes = sorted({match["prefix"] or "" for match in matches})
     if len(prefixes) > 1:
         first = os.path.join(folder, prefixes[0])
         raise UsageError(
-            f"{folder} holds the traces of {len(prefixes)} jobs: {', '.join(prefixes)}", f"give a prefix: {first}"
+            f"{folder} has the traces of {len(prefixes)} jobs: {', '.join(prefixes)}", f"pass a prefix: {first}"
         )
     return [os.path.join(folder, name) for name in sorted(names, key=_rank_and_name)]
 
@@ -137,8 +137,8 @@ def _split(stream: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
             block, at = _filled(block[at:], stream, length), 0
         if length > len(block):
             raise BadFileError(
-                f"{path} is cut off: of {_what(number)} at byte {base:,} only {len(block):,} of {length:,} bytes "
-                "are there",
+                f"{path} is truncated: of {_what(number)} at byte {base:,} only {len(block):,} of {length:,} bytes "
+                "are present",
                 _CUT_HINT,
             )
         yield base + at, block[at : at + length]
@@ -176,7 +176,7 @@ def _nodes(path: str, records: Iterator[tuple[int, bytes]]) -> Iterator[ChakraNo
 
 
 def _blocks(records: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    """Small enough to stay in the processor's cache. What comes before a damage is given before it is told."""
+    """Small enough to stay in the processor's cache. Everything before the damage is yielded before the error."""
     block: list[tuple[int, bytes]] = []
     n_bytes = 0
     try:
@@ -198,7 +198,7 @@ def _single_node(path: str, number: int, start: int, data: bytes) -> ChakraNode:
     except WireError as error:
         raise BadFileError(
             f"{path}: {error} in {_what(number)}, which starts at byte {start:,}{_id_phrase(data)}",
-            "the file is damaged, or not Chakra's: write or copy it again",
+            "the file is damaged or not a Chakra trace: write or copy it again",
         ) from error
 
 

@@ -128,6 +128,6 @@ def _list(kind: str, data: bytes) -> list[protobuf.Value]:
 
 
 def _check_unknown(key: int, last_known: int) -> None:
-    """Fields of newer schemas are passed over; those of this one must be of their wire type."""
+    """Fields of newer schemas are skipped; those of this one must have their wire type."""
     if key >> 3 <= last_known:
         raise WireError(f"field {key >> 3} with the wire type {key & 7}")

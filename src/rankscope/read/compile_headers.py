@@ -118,7 +118,7 @@ class Metrics(msgspec.Struct):
 
 
 class StackRecord(msgspec.Struct):
-    """The frames of torch itself are many: they are decoded only where they matter."""
+    """Torch has many frames of its own: they are decoded only where they matter."""
 
     stack: list[Frame] | None = None
 

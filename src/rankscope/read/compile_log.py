@@ -25,7 +25,7 @@ NAME = "compile_log"
 
 _HEADER = re.compile(rb"(?m)^(?:\[\w+\]:\s?)?[VIWEC]\d{4} \d\d:\d\d:\d\d.\d{6} \d+ ?[^\n]*?:\d+\] \{\"")
 _ANY_RANK = re.compile(r"(?:rank[_-]?|^torch_logs_)(\d{1,9})(?!\d)", re.IGNORECASE)
-CUT_HINT = "the process was ended while writing, or the copy is incomplete: copy it again if the original is whole"
+CUT_HINT = "the process ended while writing it, or the copy is incomplete: copy it again if the original is complete"
 
 
 def sniff(head: bytes, name: str) -> bool:
@@ -50,7 +50,7 @@ def rank_of_name(name: str) -> int:
 
 def read(source: Source) -> Iterator[Table]:
     if source.n_bytes == 0:
-        raise BadFileError("is empty (0 bytes)", "the process was ended before it wrote its first record")
+        raise BadFileError("is empty (0 bytes)", "the process ended before it wrote its first record")
     plain = plain_log(source)
     maker = RowMaker()
     log, clock = MappedLog(plain.path), LineClock(source.modified_ns)
@@ -58,9 +58,9 @@ def read(source: Source) -> Iterator[Table]:
     try:
         scan.run()
     except (MemoryError, RecursionError) as error:
-        raise BadFileError("asks for an absurd amount of memory or nesting", "it is corrupt or malicious") from error
+        raise BadFileError("needs an absurd amount of memory or nesting", "it is corrupt or malicious") from error
     if scan.n_bad == len(scan):
-        raise BadFileError("holds no record of torch.compile", "record it again with TORCH_TRACE=FOLDER")
+        raise BadFileError("has no torch.compile records", "record it again with TORCH_TRACE=FOLDER")
     maker.finish()
     yield from _tables(source, plain, scan, maker)
 
@@ -101,7 +101,7 @@ def _tables(source: Source, plain: PlainLog, scan: Scan, maker: RowMaker) -> Ite
 
 
 def _ranks(source: Source, plain: PlainLog, index: Table) -> tuple[int, Array]:
-    """The file's rank and each record's: the name's, as torch gave it, else what the lines or the records tell."""
+    """The file's rank and each record's: the name's, as torch gave it, else what the lines or the records say."""
     named = rank_of_name(source.shown)
     if named != MISSING:
         return named, np.full(len(index), named, np.int32)
@@ -143,7 +143,7 @@ def _log_table(
 def _problem(plain: PlainLog, n_bad: int, n_records: int, is_cut: bool) -> str:
     problems = [plain.problem] if plain.problem else []
     if n_bad:
-        problems.append(f"holds {n_bad:,} of {n_records:,} records that are not laid out as torch does")
+        problems.append(f"holds {n_bad:,} of {n_records:,} records that are not in torch's format")
     if is_cut and not plain.problem:
-        problems.append("is cut short or changed in its last record")
-    return " and ".join(problems) + "; all others were read" if problems else ""
+        problems.append("is truncated or changed in its last record")
+    return " and ".join(problems) + "; all other records were read" if problems else ""

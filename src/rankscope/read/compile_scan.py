@@ -149,7 +149,7 @@ class Scan:
         return len(self.meanings) - 1
 
     def _learn_time(self, kind: str, header: bytes, line_end: int, end: int) -> None:
-        """The first record with an absolute time tells year and zone of all."""
+        """The first record with an absolute time gives the year and time zone of all."""
         if kind == "chromium_event":
             found = _TIME_OF_EVENT.search(self.log.data[line_end:end])
         elif kind.endswith("compilation_metrics"):
@@ -162,7 +162,7 @@ class Scan:
             self.clock.anchor(self._stamps[-1], float(found.group(1)) * 1000)
 
     def _learn_from_seconds(self, header: bytes) -> None:
-        """Early metrics tell when the compilation began and how long it took; they are written at its end."""
+        """Early metrics say when the compilation began and how long it took; they are written at its end."""
         began, took = _START_OF_METRICS.search(header), _LENGTH_OF_METRICS.search(header)
         if began is not None:
             seconds = float(began.group(1)) + (float(took.group(1)) if took is not None else 0.0)
@@ -177,7 +177,7 @@ class Scan:
         return int(digits.group(1)) if digits else MISSING
 
     def ends_in_the_middle(self) -> bool:
-        """Not every writer ends with a newline: the checksum of the last payload tells whether something is missing."""
+        """Not every writer ends with a newline: the checksum of the last payload shows whether something is missing."""
         if not self._places:
             return False
         known, _, _, line_end, _ = self._places[-1]
@@ -188,7 +188,7 @@ class Scan:
         return checksum != _NO_CHECKSUM and not fits_checksum(payload, checksum.decode("ascii", "replace"))
 
     def index(self, file_id: int) -> Table:
-        """The table compile_records; ranks are those that the records tell themselves."""
+        """The table compile_records; ranks are those in the records themselves."""
         ids, starts, headers, header_ends, ends = np.array(self._places, np.int64).reshape(-1, 5).T
         payload_starts = np.minimum(header_ends + 1, ends)
         n_payload = np.where(header_ends < ends, np.minimum(ends + 1, self.log.n_bytes) - payload_starts, 0)

@@ -1,4 +1,4 @@
-"""What single records of a TORCH_TRACE file tell -> rows of the tables about compilations."""
+"""Single records of a TORCH_TRACE file -> rows of the tables about compilations."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RowMaker:
             self.n_broken += 1
 
     def finish(self) -> None:
-        """What only the whole file tells: compilations that never ended, and the place of those that do not name it."""
+        """What only the whole file shows: compilations that never ended, and the location of unnamed ones."""
         compilations = self.rows.setdefault("compilations", [])
         ended = {row["compile_id"] for row in compilations}
         sites: dict[int, Row] = {}
@@ -157,7 +157,7 @@ def _site(row: Row) -> Row:
 
 
 def unresolved_name(string_id: int) -> str:
-    """Stands for a file name until the log of the process that this one was forked from is at hand."""
+    """Placeholder for a file name until the log of the parent process is read."""
     return f"<string {string_id}>"
 
 

@@ -179,7 +179,7 @@ def _recompile_reason(reason: str) -> Row:
 
 
 def classify_guard(guard: str) -> Row:
-    """What kind of condition it is, about what, and the two values, as far as the text tells."""
+    """What kind of condition it is, about what, and the two values, as far as the text shows."""
     size = _SIZE.match(guard)
     if size:
         what = size["what"]

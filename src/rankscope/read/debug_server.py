@@ -1,7 +1,7 @@
 """torch's debug server of a running job: a frontend on rank 0, and a worker in every rank that does the work.
 
 The workers are asked directly and side by side. Where they cannot be reached from here, as through a tunnel, the pages
-of the frontend are taken instead: it asks the workers itself, but sends no stacks of the calls.
+of the frontend are taken instead: it asks the workers itself, but sends no call stacks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TEXT = re.compile(r"<pre>(.*)</pre>", re.DOTALL)
 
 
 class _Question(NamedTuple):
-    """One handler of a worker. Those that need Python's lock are silent where some code never gives it up."""
+    """One handler of a worker. Those that need the GIL do not answer while some code never releases it."""
 
     handler: str
     needs_python: bool = False
@@ -73,7 +73,7 @@ class Job(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What one rank told at one moment; `problems` say what it did not."""
+    """What one rank answered at one moment; `problems` say what is missing."""
 
     worker: Worker
     time_ns: int
@@ -94,14 +94,14 @@ def find_job(urls: Sequence[str], seconds: float) -> Job:
         address = parse_address(url, DEFAULT_PORT)
         if _is_frontend(address, seconds):
             if frontend is not None:
-                raise UsageError("two frontends were given", "read one job at a time")
+                raise UsageError("two frontends given", "read one job at a time")
             frontend = address
             workers.update({worker.rank: worker for worker in _workers_of(address, seconds)})
         else:
             rank = told_rank if told_rank is not None else _own_rank(address, seconds)
             rank = position if rank is None else rank
             if rank in workers and workers[rank].address != address:
-                raise UsageError(f"two workers were given for rank {rank}", "say which is which: RANK=URL")
+                raise UsageError(f"two workers given for rank {rank}", "specify the rank of each: RANK=URL")
             workers[rank] = Worker(rank, address)
     return Job(tuple(workers[rank] for rank in sorted(workers)), frontend)
 
@@ -117,7 +117,7 @@ def _is_frontend(address: Address, seconds: float) -> bool:
     except NoAnswerError as error:
         raise InputError(
             f"{address.url}: {error}",
-            "is the job running, and was its debug server started on that port? See docs/sources/live.md",
+            "is the job running with its debug server on that port? rankscope record --debug-server PORT starts one",
         ) from error
     if _FRONTEND in content:
         return True
@@ -125,12 +125,12 @@ def _is_frontend(address: Address, seconds: float) -> bool:
         return False
     raise InputError(
         f"{address.url} is not torch's debug server",
-        f"give the address of its frontend: host of rank 0, port {DEFAULT_PORT} unless chosen otherwise",
+        f"pass the address of its frontend: the host of rank 0, port {DEFAULT_PORT} by default",
     )
 
 
 def _own_rank(address: Address, seconds: float) -> int | None:
-    """The rank that the collector in the worker tells; torch's own handlers do not know it."""
+    """The rank according to the collector in the worker; torch's own handlers do not know it."""
     try:
         reply = fetch(address, "/handler/rankscope_about", method="POST", seconds=seconds, max_bytes=_MAX_SMALL_BYTES)
         about = json.loads(reply.content) if reply.status == 200 else None
@@ -157,12 +157,12 @@ def _workers_of(frontend: Address, seconds: float) -> list[Worker]:
             found = list(_named_workers(_unescaped(reply.content), pattern))
             if found:
                 return found
-            problem = f"{path} names no worker"
+            problem = f"{path} lists no workers"
         else:
             problem = f"{path} answers with status {reply.status}"
     raise InputError(
-        f"{frontend.url} does not tell the addresses of the workers ({problem})",
-        "give the addresses of the workers themselves; the job prints them when its debug server starts",
+        f"{frontend.url} does not list the addresses of the workers ({problem})",
+        "pass the addresses of the workers themselves; the job prints them when its debug server starts",
     )
 
 
@@ -176,7 +176,7 @@ def _named_workers(page: str, pattern: re.Pattern[str]) -> Iterator[Worker]:
 
 
 def read_job(job: Job, seconds: float) -> Iterator[Reading]:
-    """What every rank tells; each has the seconds given, for all that it is asked. Those not reached come last."""
+    """What every rank answers; each has `seconds` for all questions. Unreachable ranks come last."""
     from concurrent.futures import ThreadPoolExecutor
 
     unreached: list[Reading] = []
@@ -230,7 +230,7 @@ class _Conversation:
             reply = fetch(self._address, path, method="POST", seconds=left, max_bytes=MAX_ANSWER_BYTES)
         except NoAnswerError as error:
             self._is_python_silent = self._is_python_silent or question.needs_python
-            held = "; some code may be holding Python's lock" if question.needs_python else ""
+            held = "; some code may be holding the GIL" if question.needs_python else ""
             self.problems.append(f"{question.handler}: {error}{held}")
             return None
         if reply.status != 200:

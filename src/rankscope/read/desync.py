@@ -1,6 +1,6 @@
 """Desync reports (desync_<rank>.txt, and torch's own text, also in the output of a job) -> the table desync_states.
 
-Ranks that left no dump are judged by what the reports say of them: see reported_ranks.
+Ranks without a dump are judged by what the reports say about them: see reported_ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankscope.read.files import Source
 from rankscope.read.recorder_entries import entry_columns
 
 NAME = "desync"
-CUT_HINT = "the job was ended while writing, or the copy is incomplete: copy it again if the original is whole"
+CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it again if the original is complete"
 P2P_OPS = {"SEND": "send", "RECV": "recv", "RECVANYSOURCE": "recv"}
 
 Row = dict[str, Any]
@@ -32,13 +32,13 @@ def sniff(head: bytes, name: str) -> bool:
 
 def read(source: Source) -> Iterator[Table]:
     if source.n_bytes == 0:
-        raise BadFileError("is empty (0 bytes)", "the job was ended before it wrote its report")
+        raise BadFileError("is empty (0 bytes)", "the job ended before it wrote its report")
     text, problem = _scan(source)
     states = _states(source, text)
     if not len(states):
         raise BadFileError(
-            problem or ("is cut short before it says anything" if text.is_cut else "holds no desync report"),
-            CUT_HINT if text.is_cut else "give the folder of the job's traces, or its whole output",
+            problem or ("is truncated before its first statement" if text.is_cut else "has no desync report"),
+            CUT_HINT if text.is_cut else "pass the folder of the job's traces, or its complete output",
         )
     rank = text.rank if text.rank != MISSING else source.rank
     yield states
@@ -46,7 +46,7 @@ def read(source: Source) -> Iterator[Table]:
         yield from printed_stacks.in_output(source)
     row = {**source.file_columns(), "source": NAME, "rank": rank, "host": text.host, "status": "read"}
     if problem or text.is_cut:
-        row.update(status="damaged", problem=problem or "is cut short: the end of the report is missing", hint=CUT_HINT)
+        row.update(status="damaged", problem=problem or "is truncated: the end of the report is missing", hint=CUT_HINT)
     yield Table.from_rows("files", [row])
 
 
@@ -64,7 +64,7 @@ def _scan(source: Source) -> tuple[DesyncText, str]:
         try:
             text.read(iter(lambda: stream.readline(MAX_LINE), b""))
         except (OSError, EOFError, zlib.error) as error:
-            return text, f"cannot be unpacked to its end ({error})"
+            return text, f"cannot be fully decompressed ({error})"
     return text, ""
 
 
@@ -74,7 +74,7 @@ def _states(source: Source, text: DesyncText) -> Table:
 
 
 class LatestCall(NamedTuple):
-    """The newest collective that is known of a rank in one group."""
+    """The newest known collective of a rank in one group."""
 
     group_name: str
     group_desc: str
@@ -85,7 +85,7 @@ class LatestCall(NamedTuple):
 
 
 def recorder_entry(call: LatestCall, pg_id: int, time_ns: int) -> dict[str, Any]:
-    """The call as an entry of a Flight Recorder dump, as far as a report or a store tells it."""
+    """The call as an entry of a Flight Recorder dump, as far as a report or a store shows it."""
     operation = P2P_OPS.get(call.op, call.op.lower())
     return {
         "record_id": max(call.seq - 1, 0),  # so many calls at least came before it, and are not told
@@ -112,10 +112,10 @@ def recorder_entry(call: LatestCall, pg_id: int, time_ns: int) -> dict[str, Any]
 
 
 def reported_ranks(parts: Mapping[str, Sequence[Table]]) -> list[Table]:
-    """What desync reports say of the ranks that left no dump, in the tables of the Flight Recorder.
+    """What desync reports say about the ranks without a dump, in the tables of the Flight Recorder.
 
-    Beside dumps it is only how far those ranks came: a report has no sizes that could be held against a dump's. A rank
-    that dumps show to have come further had not told the store yet when it died: nothing is known of it.
+    With dumps, only how far those ranks came: a report has no sizes to compare with a dump's. A rank
+    that came further according to the dumps died before it updated the store: its position is unknown.
     """
     reports = parts.get("desync_states", ())
     known = {rank for table in parts.get("ranks", ()) for rank in table.array("rank").tolist()}
@@ -144,7 +144,7 @@ def _completed(statuses: Sequence[Table]) -> dict[str, int]:
 
 
 def _newest_states(rows: Iterator[Row]) -> dict[tuple[int, str, str], Row]:
-    """Of each rank in each group the state that is furthest: ranks wrote their reports at different times."""
+    """The most advanced state of each rank in each group: ranks wrote their reports at different times."""
     newest: dict[tuple[int, str, str], Row] = {}
     for row in rows:
         if row["member"] == MISSING or row["state"] == "unreadable":

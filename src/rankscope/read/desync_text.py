@@ -45,7 +45,7 @@ _OTHER_LINE = re.compile(
 
 
 class Latest(NamedTuple):
-    """What a report says of one rank of its group."""
+    """What a report says about one rank of its group."""
 
     seq: int
     op: str
@@ -67,7 +67,7 @@ class GroupReport:
     seq: int = MISSING  # of the lines that follow
 
     def add_line(self, line: str) -> bool:
-        """False when the line is none of a report's."""
+        """False when the line is not part of a report."""
         if found := _SEQ.fullmatch(line):
             self.seq = int(found["seq"])
         elif found := _STATE.fullmatch(line):
@@ -188,7 +188,7 @@ def _may_matter(line: bytes) -> bool:
 
 
 def _settle(report: GroupReport) -> None:
-    """Who is in the group, as far as the report tells."""
+    """Members of the group, as far as the report shows."""
     if report.origin == "torch":
         report.size = max(report.latest, default=-1) + 1
         if report.name == "0" or report.desc == "default_pg":

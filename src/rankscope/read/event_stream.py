@@ -71,13 +71,13 @@ class EventStream:
             # read() would lose what it has when the stream breaks before the chunk is full.
             chunk = cast(io.BufferedReader, self.stream).read1(_CHUNK_BYTES)
         except (OSError, EOFError, zlib.error) as error:
-            self.problem = f"cannot be unpacked beyond {self.n_bytes:,} bytes: {error}"
+            self.problem = f"cannot be decompressed beyond {self.n_bytes:,} bytes: {error}"
             return b""
         self.n_bytes += len(chunk)
         return chunk
 
     def _read_head(self) -> tuple[bytes, bytearray]:
-        """What stands before the first event, and the beginning of the events."""
+        """The text before the first event, and the start of the events."""
         array = re.compile(rb'"%b"\s*:\s*\[' % self.key.encode())
         buffer = bytearray()
         while chunk := self._next_chunk():
@@ -90,11 +90,11 @@ class EventStream:
                 break
         raise BadFileError(
             self.problem or f"has no {self.key}" if buffer else "is empty (0 bytes)",
-            "give traces as torch.profiler writes them",
+            "pass traces as torch.profiler writes them",
         )
 
     def _last_part(self, head: bytes, buffer: bytearray, border: re.Pattern[bytes]) -> Iterator[Part]:
-        """The events up to the end of the array, and what stands behind it. A cut file loses its last event."""
+        """The events up to the end of the array, and the text after it. A truncated file loses its last event."""
         end = _array_end(buffer)
         tail: str | None
         if end is not None:
@@ -113,7 +113,7 @@ class EventStream:
         """The object without its events. Of a cut file only the head is there; a bare array has nothing around it."""
         whole = _parsed(f'{head}"{self.key}": []{tail}') if head and tail is not None else None
         if whole is None and (head or tail is None):
-            self.problem = self.problem or f"is cut off after {self.n_bytes:,} bytes"
+            self.problem = self.problem or f"is truncated after {self.n_bytes:,} bytes"
             whole = _parsed(f'{head}"{self.key}": []}}')
         self.around = whole or {}
 

@@ -249,7 +249,7 @@ def _text(value: object) -> str:
 
 
 def _tensors(node_id: int, is_output: bool, values: list[Any], types: str) -> list[TensorRow]:
-    """Which argument each is stands in the types, which have one entry per argument, cut as the values are."""
+    """The types say which argument each one is: they have one entry per argument, split like the values."""
     found = [tensor for value in values if type(value) is list and value for tensor in _tensors_in(value, 0)]
     if not found:
         return []

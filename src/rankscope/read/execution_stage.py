@@ -38,7 +38,7 @@ _OTHERS |= {"pg_name": "group_name", "pg_desc": "group_desc", "pg_size": "group_
 
 
 def _told(name: str) -> str:
-    """An attribute as text: by its place where all stand in their usual places, else by its name."""
+    """An attribute as text: by its position where all are in their usual positions, else by its name."""
     by_name = f"(others[{quote_text(name)}] ->> '$')"
     return f"coalesce(v[{_USUAL.index(name) + 1}], {by_name})" if name in _USUAL else by_name
 
@@ -164,7 +164,7 @@ class NodeStage:
         return True
 
     def _add_tensors(self, table: str) -> None:
-        """Which argument a tensor is follows from the types alone, of which there are few."""
+        """Which argument a tensor is follows from the types alone, and these are few."""
         new = [types for (types,) in self._connection.execute(_NEW_TYPES.format(table=table)).fetchall()]
         for types in new:
             columns = [list(column) for column in zip(*tensor_places(types), strict=True)] or [[], [], []]
@@ -226,7 +226,7 @@ class NodeStage:
 
 
 def _n_keys(piece: bytes | memoryview) -> int:
-    """Keys of all objects in a text of JSON: what stands before a colon, unless within a string."""
+    """Keys of all objects in a JSON text: what comes before a colon, unless within a string."""
     text = bytes(piece)
     return text.count(b'":') - text.count(b'\\":')
 

@@ -51,7 +51,7 @@ def read(source: Source) -> Iterator[Table | Part]:
     entry = cache.stored(source.workspace)
     if entry is None:
         if source.n_bytes == 0:
-            raise BadFileError("is empty (0 bytes)", "the process was ended before it wrote its trace")
+            raise BadFileError("is empty (0 bytes)", "the process ended before it wrote its trace")
         with cache.filling(source.workspace) as aside:
             cache.note_done(aside, msgspec.json.encode(_convert(source, aside)))
         entry = cache.kept(source.workspace)
@@ -69,7 +69,7 @@ def read(source: Source) -> Iterator[Table | Part]:
 
 
 def _rank(source: Source) -> int:
-    """By the words that stand before a rank; the traces do not tell it."""
+    """From the words before a number in the name; the traces do not have the rank."""
     found = _RANK_IN_NAME.search(source.shown.rsplit("/", 1)[-1])
     return int(found.group(1)) if found else 0
 
@@ -81,15 +81,13 @@ def _convert(source: Source, folder: Path) -> _Note:
         for part in events:
             stage.add(part)
         if not stage.n_nodes:
-            raise BadFileError(
-                events.problem or "holds no nodes", "start the observer before the first step that is to be recorded"
-            )
+            raise BadFileError(events.problem or "has no nodes", "start the observer before the first step to record")
         trace = _description(events) | stage.counts()
         groups = [group for inputs in stage.group_descriptions() for group in group_rows(inputs)]
         n_rows = stage.write()
-    problems = [events.problem + ": read up to its last whole node"] if events.problem else []
+    problems = [events.problem + ": read up to the last complete node"] if events.problem else []
     if stage.n_damaged:
-        problems.append("holds text that is no node: it was left out")
+        problems.append("has text that is not a node, which was left out")
     return _Note(trace, groups, n_rows, "; ".join(problems))
 
 

@@ -8,12 +8,14 @@ import os
 import re
 import shlex
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
-from rankscope.errors import BadFileError, InputError
+from rankscope.errors import BadFileError
+from rankscope.read.download import download, is_download
+from rankscope.read.given_paths import exists, matching, natural_key
 from rankscope.read.remote import RemoteFile, RemoteStream, find_remote, is_url, located
 from rankscope.read.unpacking import is_packed, unpacked
 
@@ -59,6 +61,7 @@ class Source:
     workspace: str = ""  # folder or URL for the Parquet parts of a large trace
     scratch: str = ""  # folder of this machine for what else is made of the file
     with_stacks: bool = False  # whether Python functions of profiler traces are wanted
+    origin: str = ""  # where a downloaded file is from, and what it was: the copy's path is another every time
 
     def open(self) -> BinaryIO:
         """The content as a buffered stream, with gzip and zstd undone."""
@@ -93,9 +96,11 @@ class Source:
 
     @property
     def identity(self) -> str:
-        """Changes whenever the content can have changed, or what is wanted of it."""
+        """Changes whenever the content may have changed, or what is read from it."""
         if self.remote is not None:
             return f"{self.remote.url}\n{self.remote.tag}\n{self.with_stacks}"
+        if self.origin:
+            return f"{self.origin}\n{self.member}\n{self.offset}\n{self.n_bytes}\n{self.with_stacks}"
         where = f"{self.path.resolve()}\n{self.member}\n{self.offset}"
         return f"{where}\n{self.n_bytes}\n{self.modified_ns}\n{self.with_stacks}"
 
@@ -105,7 +110,7 @@ class Source:
         return {"file_id": self.file_id, "n_bytes": self.n_bytes, **known}
 
     def head(self) -> bytes:
-        """The first bytes of the content, for recognising the format; empty when there are none."""
+        """The first bytes of the content, for recognizing the format; empty when there are none."""
         try:
             with self.open() as stream:
                 return stream.read(HEAD_BYTES)
@@ -144,32 +149,49 @@ class Unreadable:
     status: str = "damaged"
 
 
-def find_sources(paths: Sequence[str]) -> tuple[list[Source], list[Unreadable]]:
-    """Everything at the given paths, folders and archives unfolded, in a fixed order."""
+def find_sources(
+    paths: Sequence[str], progress: Callable[[int, int, str], None] | None = None
+) -> tuple[list[Source], list[Unreadable]]:
+    """Everything at the given paths, patterns, folders and archives unfolded, in a fixed order."""
     sources: list[Source] = []
     unreadable: list[Unreadable] = []
     for given in paths:
         where = located(given)
-        path = Path(where)
-        if is_url(where) and not path.exists():
-            found_there, failed = _remote_sources(where)
-            sources += found_there
+        if is_url(where) and not exists(where):
+            found, failed = _downloaded(where, progress) if is_download(where) else _remote_sources(where)
+            sources += found
             unreadable += failed
             continue
-        if not path.exists():
-            raise InputError(f"{given}: no such file or folder", "give the folder that holds the dumps of all ranks")
-        if path.is_dir():
-            found, failed = _walk(path)
+        for path in matching(given, where):
+            found, failed = _local_sources(path)
+            sources += found
             unreadable += failed
-        else:
-            found = [path]
-        for file in found:
-            try:
-                sources += _unfold(file)
-            except _open_errors() as error:
-                unreadable.append(Unreadable(str(file), f"cannot be opened: {_reason(error)}", "copy the file again"))
     unique = {(source.path, source.member, source.offset): source for source in sources}
     return list(unique.values()), unreadable
+
+
+def _local_sources(path: Path) -> tuple[list[Source], list[Unreadable]]:
+    sources: list[Source] = []
+    found, failed = _walk(path) if path.is_dir() else ([path], [])
+    for file in found:
+        try:
+            sources += _unfold(file)
+        except _open_errors() as error:
+            failed.append(Unreadable(str(file), f"cannot be opened: {_reason(error)}", "copy the file again"))
+    return sources, failed
+
+
+def _downloaded(url: str, progress: Callable[[int, int, str], None] | None) -> tuple[list[Source], list[Unreadable]]:
+    """As if the file lay here, under the name of its address."""
+    import tempfile
+
+    copy = download(url, Path(tempfile.mkdtemp(dir=_scratch_folder().name)), progress)
+    sources, failed = _local_sources(copy.path)
+    here = str(copy.path)
+    return (
+        [replace(each, shown=each.shown.replace(here, copy.shown, 1), origin=copy.origin) for each in sources],
+        [replace(each, shown=each.shown.replace(here, copy.shown, 1)) for each in failed],
+    )
 
 
 def _remote_sources(url: str) -> tuple[list[Source], list[Unreadable]]:
@@ -178,9 +200,13 @@ def _remote_sources(url: str) -> tuple[list[Source], list[Unreadable]]:
     failed: list[Unreadable] = []
     for file in sorted(find_remote(url), key=lambda file: _remote_key(file.url)):
         if file.url.lower().endswith((*_TAR, _ZIP)):
-            failed.append(Unreadable(file.shown, "is an archive in a store", "unpack it there, or copy it here"))
+            failed.append(
+                Unreadable(file.shown, "is an archive on remote storage", "unpack it there, or copy it to this machine")
+            )
         elif file.n_bytes < 0:
-            failed.append(Unreadable(file.shown, "has a size that its store does not tell", "copy it here"))
+            failed.append(
+                Unreadable(file.shown, "has an unknown size: its store does not report it", "copy it to this machine")
+            )
         else:
             sources.append(Source(Path(file.url), file.shown, file.n_bytes, remote=file))
     return sources, failed
@@ -188,7 +214,7 @@ def _remote_sources(url: str) -> tuple[list[Source], list[Unreadable]]:
 
 def _remote_key(url: str) -> tuple[list[str], list[tuple[int, str]]]:
     *folders, name = url.split("/")
-    return folders, _natural_key(name)
+    return folders, natural_key(name)
 
 
 def _walk(folder: Path) -> tuple[list[Path], list[Unreadable]]:
@@ -200,22 +226,24 @@ def _walk(folder: Path) -> tuple[list[Path], list[Unreadable]]:
     found: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=note_failure):
         if RUN_FILE in names:
-            others = sorted(filter(_OTHER_RUN.fullmatch, folders), key=_natural_key)
+            others = sorted(filter(_OTHER_RUN.fullmatch, folders), key=natural_key)
             folders[:] = [name for name in folders if name not in others]
             failed += [_other_run(os.path.join(root, name)) for name in others]
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_told(name, names, folders))
         kept = (name for name in names if not name.startswith(".") and not _is_told(name, names, folders))
-        for file in (Path(root, name) for name in sorted(kept, key=_natural_key)):
+        for file in (Path(root, name) for name in sorted(kept, key=natural_key)):
             if file.is_file():  # pipes and sockets, which would block, are left out
                 found.append(file)
             elif file.is_symlink() and not file.exists():
-                failed.append(Unreadable(str(file), "is a link to nowhere", "copy the file itself"))
+                failed.append(Unreadable(str(file), "is a broken link", "copy the file itself"))
     return found, failed
 
 
 def _other_run(path: str) -> Unreadable:
-    """Ranks of two runs in one capture would be taken for one job."""
-    return Unreadable(path, "holds another run of the job", f"rankscope {shlex.quote(path)}", "other-run")
+    """Ranks of two runs in one capture would be mistaken for one job."""
+    return Unreadable(
+        path, "contains another run of the job", f"to read that run: rankscope {shlex.quote(path)}", "other-run"
+    )
 
 
 def _is_told(name: str, names: Sequence[str], folders: Sequence[str]) -> bool:
@@ -289,7 +317,7 @@ def _scratch_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def copy_limited(packed: IO[bytes], plain: IO[bytes], limit: int = MAX_UNPACKED_BYTES) -> None:
-    """Copies a decompressing stream, and stops at what no honest capture reaches."""
+    """Copies a decompressing stream, and stops at a size that no genuine capture reaches."""
     n_copied = 0
     while chunk := packed.read(1 << 20):
         n_copied += len(chunk)
@@ -323,22 +351,19 @@ def name_source(source: Source, prefix: str | None = None) -> Source | None:
 
 def add_folder_hosts(sources: Sequence[Source]) -> list[Source]:
     """Where files lie in one folder per host, the folder names the host (unless the names do)."""
-    folders = {source.shown.rsplit("/", 1)[0] for source in sources}
+    folders = {_folder(source) for source in sources}
     if len(folders) < 2 or any(source.host for source in sources):
         return list(sources)
     try:
         common = os.path.commonpath(folders)
     except ValueError:  # absolute paths and others
         return list(sources)
-    return [
-        replace(source, host=os.path.relpath(source.shown.rsplit("/", 1)[0], common).replace("!", "/").strip("./"))
-        for source in sources
-    ]
+    return [replace(source, host=os.path.relpath(_folder(source), common or ".").strip("./")) for source in sources]
 
 
-def _natural_key(name: str) -> list[tuple[int, str]]:
-    """Sorts rank_2 before rank_10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+def _folder(source: Source) -> str:
+    """An archive is a folder as well: what lies at its top lies in it."""
+    return source.shown.replace("!", "/").rpartition("/")[0] or "."
 
 
 def _reason(error: BaseException) -> str:

@@ -42,7 +42,7 @@ _COUNTERS = ("last_enqueued", "last_started", "last_completed")
 _COUNT_COLLECTIVES = frozenset(("nccl", "rccl", "xccl", "hccl"))  # backends that record themselves, as NCCL's does
 # What Ray Train writes in place of a dump that it could not take.
 _NOT_TAKEN = b"[flight recorder unavailable: "
-CUT_HINT = "the process was ended while writing, or the copy is incomplete: copy it again if the original is whole"
+CUT_HINT = "the process ended while writing it, or the copy is incomplete: copy it again if the original is complete"
 
 
 def sniff(head: bytes, name: str) -> bool:
@@ -64,15 +64,15 @@ def read(source: Source) -> Iterator[Table]:
         dump, problem = _load(source)
         yield from _tables(source, dump, problem)
     except (MemoryError, RecursionError) as error:
-        raise BadFileError("asks for an absurd amount of memory or nesting", "it is corrupt or malicious") from error
+        raise BadFileError("needs an absurd amount of memory or nesting", "it is corrupt or malicious") from error
 
 
 def _load(source: Source) -> tuple[dict[str, Any], str]:
     """The dump, and what is wrong with it although it is usable."""
     if source.rank < 0:
-        raise BadFileError("has no rank in its name", "rename it to end in its rank")
+        raise BadFileError("has no rank in its name", "rename it so that it ends in its rank")
     if source.n_bytes == 0:
-        raise BadFileError("is empty (0 bytes)", "the process was ended before it wrote its dump")
+        raise BadFileError("is empty (0 bytes)", "the process ended before it wrote its dump")
     problem = ""
     try:
         with source.open() as stream:
@@ -83,7 +83,8 @@ def _load(source: Source) -> tuple[dict[str, Any], str]:
             elif stream.peek(len(_NOT_TAKEN)).startswith(_NOT_TAKEN):  # type: ignore[attr-defined]
                 reason = stream.read(400)[len(_NOT_TAKEN) :].decode(errors="replace").strip().removesuffix("]")
                 raise BadFileError(
-                    f"says why there is no dump: {reason}", "let torch write it: TORCH_FR_DUMP_TEMP_FILE"
+                    f"has an error message instead of a dump: {reason}",
+                    "let torch write the dump: TORCH_FR_DUMP_TEMP_FILE",
                 )
             else:
                 dump = _load_json(stream.read())
@@ -104,7 +105,7 @@ def _load(source: Source) -> tuple[dict[str, Any], str]:
         dump, problem = _salvage(source)
     if not isinstance(dump, dict) or not ({"entries", "pg_config", "pg_status", "version"} & dump.keys()):
         raise BadFileError(
-            "is not a Flight Recorder dump", "give the folder of the dumps alone, or name them by --prefix"
+            "is not a Flight Recorder dump", "pass a folder with only the dumps, or select them with --prefix"
         )
     return dump, problem
 
@@ -115,13 +116,13 @@ def _load_json(content: bytes) -> Any:
     except msgspec.DecodeError as error:
         if content.lstrip()[:1] == b"{":
             raise BadFileError(
-                f"is cut short or broken JSON after {len(content):,} bytes: {error}", CUT_HINT
+                f"is truncated or broken JSON after {len(content):,} bytes: {error}", CUT_HINT
             ) from error
         raise BadFileError("is not a Flight Recorder dump", "remove it from the folder") from error
 
 
 def _salvage(source: Source) -> tuple[Any, str]:
-    """The part of a cut pickle that is whole: it holds the counters and the oldest calls."""
+    """The complete part of a truncated pickle: it has the counters and the oldest calls."""
     n_bytes = f"{source.n_bytes:,} bytes"
     content = bytearray()
     try:
@@ -135,12 +136,10 @@ def _salvage(source: Source) -> tuple[Any, str]:
     except RefusedClassError as error:
         raise refused(error) from error
     except BrokenPickleError as error:
-        raise BadFileError(
-            f"is corrupt: it {error} of {n_bytes}, so nothing of it was used", "copy it again"
-        ) from error
+        raise BadFileError(f"is corrupt: it {error} of {n_bytes}, so none of it was used", "copy it again") from error
     if not isinstance(dump, dict) or not (dump.get("entries") or dump.get("pg_status")):
-        raise BadFileError(f"is cut short after {n_bytes}: nothing of it is usable", CUT_HINT)
-    return dump, f"is cut short after {n_bytes}"
+        raise BadFileError(f"is truncated after {n_bytes}: none of it is usable", CUT_HINT)
+    return dump, f"is truncated after {n_bytes}"
 
 
 def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Table]:
@@ -155,8 +154,8 @@ def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Tabl
         calls, stacks, frames = entry_columns(entries, source)
     except (TypeError, ValueError, KeyError, OverflowError, AttributeError, IndexError) as error:
         raise BadFileError(
-            f"has entries that are not laid out like a dump's ({type(error).__name__}: {str(error)[:80]})",
-            "it was not written by torch's recorder, or by a version newer than this reader",
+            f"has entries that are not in the format of a dump ({type(error).__name__}: {str(error)[:80]})",
+            "it was not written by torch's recorder, or by a version newer than rankscope supports",
         ) from error
     pg_ids, rows = np.unique(calls.array("pg_id"), return_index=True)
     names = {int(pg_id): calls.text("group_name")[row] for pg_id, row in zip(pg_ids, rows, strict=True)}

@@ -63,7 +63,7 @@ def _convert(source: Source, folder: Path) -> Iterator[Profile]:
         stage.show()
         if not stage.n_events:
             raise BadFileError(
-                events.problem or "holds no events", "record at least one whole step; see docs/sources/kineto.md"
+                events.problem or "has no events", "record at least one whole step; rankscope help traces shows how"
             )
         around = events.around
         first_ns = _first_time(connection)
@@ -92,7 +92,7 @@ def _first_time(connection: Any) -> int:
 
 
 def _base_time(around: dict[str, Any], first_ns: int, source: Source) -> tuple[int, bool]:
-    """What times are counted from. A cut trace has lost it: then it is the boundary before the file's own time."""
+    """What times are counted from. A truncated trace lost it: then it is the boundary before the file's own time."""
     if first_ns >= _EPOCH_TS_NS:
         return 0, False
     base = around.get("baseTimeNanoseconds")
@@ -102,11 +102,11 @@ def _base_time(around: dict[str, Any], first_ns: int, source: Source) -> tuple[i
 
 
 def _problem(streamed: str, n_damaged: int, is_inferred: bool) -> str:
-    problems = [streamed + ": read up to its last whole event"] if streamed else []
+    problems = [streamed + ": read up to the last complete event"] if streamed else []
     if n_damaged:
-        problems.append("holds text that is no JSON: the events around it were left out")
+        problems.append("has text that is not JSON: the events around it were left out")
     if problems and is_inferred:
-        problems.append("its base time was inferred from the file's date")
+        problems.append("its start time was inferred from the file's date")
     return "; ".join(problems)
 
 
@@ -115,7 +115,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def _rank(distributed: dict[str, Any], source: Source) -> int:
-    """The trace knows best; else the name, by the words that stand before a rank, and at last any number in it."""
+    """From the trace; else from the name, by the words before a rank, and finally any number in it."""
     rank = distributed.get("rank")
     if isinstance(rank, int) and 0 <= rank < 2**31:
         return rank

@@ -1,4 +1,4 @@
-"""Messages of TORCH_LOGS text -> rows of the tables about compilations, as far as the text tells them."""
+"""Messages of TORCH_LOGS text -> rows of the tables about compilations, as far as the text has them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class MessageRows:
         handler(self, message)
 
     def add_crash(self, crash: Crash) -> None:
-        """The compilation is told by no number, but the code that was being compiled is."""
+        """The message has no compile id, but it names the code that was being compiled."""
         prefix = Prefix(crash.rank, crash.launcher, MISSING, "error", 0, b"", "", MISSING, "", "")
         error = self._put("compile_errors", prefix, error_columns(crash.text))
         failed = self._compilation(prefix, f"line {crash.line}")
@@ -93,7 +93,7 @@ class MessageRows:
             failed.update(function=frames[0].function, file=frames[0].file)
 
     def finish(self) -> None:
-        """What only the whole file tells."""
+        """What only the whole file shows."""
         compilations = list(self._compilations.values())
         sites: dict[tuple[Process, int], Row] = {}
         for row in compilations:
@@ -134,7 +134,7 @@ class MessageRows:
         return row
 
     def _compilation(self, prefix: Prefix, site: str = "") -> Row:
-        """`site` stands for the compilation where the message does not name it."""
+        """`site` replaces the compilation where the message does not name it."""
         ids = id_columns(prefix.trace_id)
         key = (prefix.process, ids["compile_id"] or site)
         row = self._compilations.setdefault(key, {**ids, "prefix": prefix, "phase": "forward"})
@@ -210,7 +210,7 @@ class MessageRows:
                 )
 
     def _not_converted(self, message: Message) -> None:
-        """Torch went on without compiling, as torch._dynamo.config.suppress_errors asks for."""
+        """Torch continued without compiling because of torch._dynamo.config.suppress_errors."""
         if message.prefix.level in ("debug", "info"):
             return  # what torch leaves to Python anyway, such as a function that was compiled too often
         found = _NOT_CONVERTED.match(message.lines[0])

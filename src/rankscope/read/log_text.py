@@ -65,7 +65,7 @@ class Prefix(NamedTuple):
 
     @property
     def process(self) -> tuple[int, int]:
-        """Older versions do not tell the process: there the rank stands for it."""
+        """Older versions do not log the process: the rank is used instead."""
         return self.launcher, self.pid if self.pid != MISSING else -2 - self.rank
 
     @property
@@ -112,7 +112,7 @@ def find_prefix(line: bytes) -> tuple[Prefix, int] | None:
 
 
 def _labels(before: bytes) -> tuple[int, int]:
-    """(rank, number of the launcher) of what stands before a line; MISSING where nothing tells it."""
+    """(rank, number of the launcher) from the text before a line; MISSING where unknown."""
     rank = _RANK.search(before)
     rest = before[: rank.start()] if rank else before
     launcher = _LAUNCHER.match(rest)
@@ -133,7 +133,7 @@ def compiler_lines(head: bytes) -> bool:
 
 
 def plain_lines(chunk: bytes) -> list[bytes]:
-    """The lines as a terminal would have shown them one after the other: progress bars begin anew at a return."""
+    """The lines as a terminal would have shown them: progress bars start over at a carriage return."""
     if b"\x1b" in chunk:
         chunk = _COLOURS.sub(b"", chunk)
     chunk = chunk.rstrip(b"\r\n")

@@ -23,8 +23,8 @@ _UTC = datetime.timezone.utc
 class LineClock:
     """Turns `1116 06:18:20.896000` into nanoseconds since the epoch.
 
-    Lines are not younger than their file: the year is the last one that fits, until a record tells its absolute time.
-    From then on it is the one that comes closest to that.
+    Lines are not younger than their file: the year is the last one that fits, until a record has its absolute time.
+    From then on it is the one closest to that.
     """
 
     def __init__(self, written_ns: int) -> None:

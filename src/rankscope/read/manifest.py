@@ -1,4 +1,4 @@
-"""What the collector tells about a run -> who ran what, where and when; what was written, and what could not be."""
+"""What the collector recorded about a run -> what ran where and when; what was written, and what could not be."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = "manifest.d"  # folder of what each rank tells about itself, of which ma
 _WHOLE = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.manifest/')
 _PART = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.manifest-part/')
 _MAX_BYTES = 256 << 20
-_HINT = "give the manifest.json that `rankscope record` wrote"
+_HINT = "pass the manifest.json that `rankscope record` wrote"
 
 _Count = Annotated[int, msgspec.Meta(ge=MISSING, lt=1 << 31)]
 _Number = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
@@ -103,7 +103,7 @@ def _load(source: Source) -> _Manifest:
             return msgspec.json.decode(content, type=_Manifest)
         return _Manifest([msgspec.json.decode(content, type=_Rank)])
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFileError(f"is not a manifest of a run: {error}", _HINT) from error
+        raise BadFileError(f"is not the manifest of a run: {error}", _HINT) from error
 
 
 def _described(rank: _Rank, run: _Run) -> dict[str, Any]:
@@ -122,9 +122,9 @@ def _described(rank: _Rank, run: _Run) -> dict[str, Any]:
 
 
 def drop_parts(tables: dict[str, Table]) -> set[int]:
-    """Keeps one manifest per rank: of the whole ones the newest, a rank's own part where none has the rank.
+    """Keeps one manifest per rank: the newest complete one, or the rank's own part where none has the rank.
 
-    Returns the files of which nothing is left.
+    Returns the files that were dropped completely.
     """
     manifests = tables["manifests"]
     files = tables["files"]

@@ -61,7 +61,7 @@ class Merger:
 
 
 def drop_duplicate_ranks(tables: dict[str, Table]) -> dict[int, int]:
-    """Keeps the newest dump of each rank in every table. Returns dropped file -> file that speaks for the rank."""
+    """Keeps the newest dump of each rank in every table. Returns dropped file -> file used for the rank."""
     ranks = tables["ranks"]
     order = np.lexsort((-ranks.array("file_id"), ranks.array("last_created_ns"), ranks.array("rank")))
     rank_of, file_of = ranks.array("rank")[order], ranks.array("file_id")[order]

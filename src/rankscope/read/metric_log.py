@@ -1,7 +1,7 @@
-"""Logs of training numbers as CSV or JSON lines, whoever wrote them -> the table of metrics.
+"""Logs of training numbers as CSV or JSON lines, from any tool -> the table of metrics.
 
 A line has a step (or an iteration, an epoch), or a time, and numbers; each number under its column's name is a row.
-Such files have no mark of their own. So they are recognised strictly: every line in sight must fit.
+Such files have no signature, so they are recognized strictly: every line seen must fit.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _MAX_NAME = 200
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|inf|infinity)\s*", re.IGNORECASE)
 _FIRST_S, _LAST_S = 1e9, 4.1e9  # 2001 to 2099, in seconds: what else is called a time counts from the start of the run
 _SCALES = (1.0, 1e3, 1e6, 1e9)
-_HINT = "give a CSV file with a header, or JSON lines, with a column called step, epoch or time"
+_HINT = "pass a CSV file with a header, or JSON lines, with a column named step, epoch or time"
 
 
 class _Columns(NamedTuple):
-    """Where in a line the things stand that are not metrics; empty: nowhere."""
+    """Where in a line the fields are that are not metrics; empty: nowhere."""
 
     step: str
     time: str
@@ -147,17 +147,17 @@ def _first(names: Sequence[str], wanted: Sequence[str]) -> str:
 
 def read(source: Source) -> Iterator[Table]:
     if source.n_bytes == 0:
-        raise BadFileError("is empty (0 bytes)", "the job was ended before it wrote a number")
+        raise BadFileError("is empty (0 bytes)", "the job ended before it wrote a number")
     rows = MetricRows(source, NAME)
     try:
         with source.open() as stream:
             _read_lines(rows, _lines(stream, rows))
     except (OSError, EOFError, zlib.error) as error:
         if not len(rows):
-            raise BadFileError(f"cannot be unpacked ({error})", "copy the file again") from error
-        rows.problem = f"cannot be unpacked to its end ({error})"
+            raise BadFileError(f"cannot be decompressed ({error})", "copy the file again") from error
+        rows.problem = f"cannot be fully decompressed ({error})"
     if not len(rows):
-        raise BadFileError("holds no number with a step or a time", _HINT)
+        raise BadFileError("has no number with a step or a time", _HINT)
     yield from rows.tables()
 
 
@@ -184,7 +184,7 @@ def _read_lines(rows: MetricRows, lines: Iterator[str]) -> None:
     names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter), [])]
     columns = _columns(names)
     if columns is None or not _is_header(names):
-        raise BadFileError("has no header with a column called step, epoch or time", _HINT)
+        raise BadFileError("has no header with a column named step, epoch or time", _HINT)
     for line in lines:
         cells = next(csv.reader(io.StringIO(line), delimiter=delimiter), [])
         if len(cells) == len(names):
@@ -206,7 +206,7 @@ def _read_json(rows: MetricRows, first: str, lines: Iterator[str]) -> None:
 
 
 def _add(rows: MetricRows, line: dict[str, Any], columns: _Columns) -> None:
-    """What is empty, or text, is no value: in such a log most lines lack most columns."""
+    """An empty field or text is not a value: in such a log most lines lack most columns."""
     step = _number(line.get(columns.step))
     rank = _number(line.get(columns.rank))
     place = (

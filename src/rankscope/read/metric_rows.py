@@ -19,7 +19,7 @@ _MAX_NAME = 200
 _MAX_NS = 1 << 62
 # Such a log tells its rank by its name or its folder, or not at all: numbers in it are times, processes and versions.
 _RANK = re.compile(r"(?:^|[/!_.\-])rank[_=\-]?(\d{1,7})(?=[/!_.\-]|$)", re.IGNORECASE)
-CUT_HINT = "the job was ended while writing, or the copy is incomplete: copy it again if the original is whole"
+CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it again if the original is complete"
 
 
 def told_rank(source: Source) -> int:
@@ -101,5 +101,5 @@ class MetricRows:
         if not problem and self.n_bad:
             problem = f"has {self.n_bad:,} {'entry' if self.n_bad == 1 else 'entries'} that cannot be read"
         row = {**self._source.file_columns(), "source": self._reader, "rank": self._rank, "host": host}
-        told = {"status": "damaged", "problem": problem, "hint": CUT_HINT} if problem else {"status": "read"}
-        yield Table.from_rows("files", [{**row, **told}])
+        outcome = {"status": "damaged", "problem": problem, "hint": CUT_HINT} if problem else {"status": "read"}
+        yield Table.from_rows("files", [{**row, **outcome}])

@@ -1,4 +1,4 @@
-"""Numbers that the job told about its training, one JSON object per line -> the table of metrics."""
+"""Numbers that the job logged during training, one JSON object per line -> the table of metrics."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rankscope.read.files import Source
 NAME = "metrics"
 
 _SCHEMA = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.metrics/')
-_CUT_HINT = "the job was ended while writing, or the copy is incomplete: copy it again if the original is whole"
-_HINT = "give the files that `rankscope record` wrote"
+_CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it again if the original is complete"
+_HINT = "pass the files that `rankscope record` wrote"
 _MAX_HEADER = 1 << 16
 _MAX_NAME = 200
 
@@ -50,7 +50,7 @@ def sniff(head: bytes, name: str) -> bool:
 
 def read(source: Source) -> Iterator[Table]:
     if source.n_bytes == 0:
-        raise BadFileError("is empty (0 bytes)", "the job was ended before it told a number")
+        raise BadFileError("is empty (0 bytes)", "the job ended before it logged a number")
     chunks: list[bytes] = []
     problem = ""
     try:
@@ -60,18 +60,18 @@ def read(source: Source) -> Iterator[Table]:
                 chunks.append(chunk)
     except (OSError, EOFError, zlib.error) as error:
         if not chunks:
-            raise BadFileError(f"cannot be unpacked ({error})", _CUT_HINT) from error
-        problem = f"cannot be unpacked to its end ({error})"
+            raise BadFileError(f"cannot be decompressed ({error})", _CUT_HINT) from error
+        problem = f"cannot be fully decompressed ({error})"
     content = b"".join(chunks)
     whole, _, rest = content.rpartition(b"\n")
     lines, n_bad = _lines(whole)
-    told = [line for line in lines if line.name or line.values]
-    n_bad += len(lines) - len(told)
+    usable = [line for line in lines if line.name or line.values]
+    n_bad += len(lines) - len(usable)
     if rest and not problem:
         problem = "ends in the middle of a line"
     if n_bad and not problem:
-        problem = f"has {n_bad:,} lines that are no metrics"
-    yield _table(source, rank, [each for line in told for each in _single(line)])
+        problem = f"has {n_bad:,} {'line' if n_bad == 1 else 'lines'} without metrics"
+    yield _table(source, rank, [each for line in usable for each in _single(line)])
     row = {**source.file_columns(), "source": NAME, "rank": rank, "host": "", "status": "read"}
     if problem:
         row.update(status="damaged", problem=problem, hint=_CUT_HINT)
@@ -80,11 +80,11 @@ def read(source: Source) -> Iterator[Table]:
 
 def _rank(line: bytes) -> int:
     if not _SCHEMA.match(line):
-        raise BadFileError("does not begin as a file of metrics", _HINT)
+        raise BadFileError("does not start like a metrics file", _HINT)
     try:
         return msgspec.json.decode(line, type=_Header).rank
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise BadFileError(f"has a first line that does not tell its rank ({error})", _CUT_HINT) from error
+        raise BadFileError(f"has no rank in its first line ({error})", _CUT_HINT) from error
 
 
 def _lines(content: bytes) -> tuple[list[_Line], int]:

@@ -1,6 +1,6 @@
-"""Tells apart the jobs and attempts that the Flight Recorder dumps of one folder are from.
+"""Separates the Flight Recorder dumps of one folder by job and attempt.
 
-A dump does not name its job. Dumps are of different captures when they lie at different places and claim the same
+A dump does not name its job. Dumps are from different captures when they are in different folders and claim the same
 ranks, or when their default groups have different members. One capture is judged; within it, dumps of another moment
 are left out (stale_dumps.py).
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import pairwise
 
@@ -23,23 +24,41 @@ from rankscope.read.stale_dumps import MAX_APART_NS, Dump, LeftOut, stale_dumps
 OTHER_CAPTURE = "other-capture"
 
 
-def leave_out_other_captures(tables: dict[str, Table], chosen: int | None = None) -> dict[int, LeftOut]:
+@dataclass(frozen=True)
+class Captures:
+    """All that the dumps are of, the newest first and counted from 1, as `--capture N` does."""
+
+    dumps: Sequence[Sequence[Dump]]
+    number: int  # of the one that is judged, or judged first; 0 where there are no dumps
+
+    @property
+    def kept(self) -> Sequence[Dump]:
+        return self.dumps[self.number - 1] if self.number else ()
+
+    def described(self, number: int) -> str:
+        return f"number {number} of {len(self.dumps)}, {_described(self.dumps[number - 1])}"
+
+
+def find_captures(tables: Mapping[str, Table], chosen: int | None = None) -> Captures:
+    captures = _captures(_dumps(tables))
+    return Captures(captures, chosen if chosen and chosen <= len(captures) else _best(captures))
+
+
+def leave_out_other_captures(tables: dict[str, Table], captures: Captures) -> dict[int, LeftOut]:
     """Keeps the dumps of one capture in every table; by file, why the others were left out."""
-    dumps = _dumps(tables)
-    captures = _captures(dumps)
-    number = chosen if chosen and chosen <= len(captures) else _best(captures)
-    kept = captures[number - 1] if captures else []
+    kept = captures.kept
     left: dict[int, LeftOut] = {}
-    for other, capture in enumerate(captures, 1):
-        if other != number:
+    for other, capture in enumerate(captures.dumps, 1):
+        if other != captures.number:
             when = " at the same time" if abs(_last(capture) - _last(kept)) <= MAX_APART_NS else ""
-            text = f"is of another capture{when}: number {other} of {len(captures)}, {_described(capture)}"
+            text = f"belongs to another capture{when}: {captures.described(other)}"
             reason = LeftOut(OTHER_CAPTURE, text, f"add --capture {other}")
             left.update(dict.fromkeys((dump.file_id for dump in capture), reason))
     left.update(stale_dumps(tables, kept))
     _drop(tables, left)
     ranks = tables["ranks"]
-    if len(captures) > 1 and len(ranks.text("host").values) == 1:  # the folder of the capture, not that of a host
+    if len(captures.dumps) > 1 and len(set(ranks.text("host").tolist())) == 1:
+        # The folder of the capture, not that of a host.
         tables["ranks"] = ranks.replaced({"host": Text.constant("", len(ranks))})
     return left
 
@@ -100,7 +119,7 @@ def _dumps(tables: Mapping[str, Table]) -> list[Dump]:
 
 
 def _spans(calls: Table) -> dict[int, tuple[int, int]]:
-    """First and last moment that each file tells of."""
+    """First and last time in each file."""
     files, created = calls.array("file_id"), calls.array("created_ns")
     n_files = int(files.max(initial=-1)) + 1
     first, last = np.full(n_files, np.iinfo(np.int64).max), np.full(n_files, MISSING, np.int64)
@@ -110,7 +129,7 @@ def _spans(calls: Table) -> dict[int, tuple[int, int]]:
 
 
 def _worlds(config: Table) -> dict[int, frozenset[int]]:
-    """The members of each file's default group; those of replicas tell nothing of the job."""
+    """The members of each file's default group; those of replicas say nothing about the job."""
     worlds: dict[int, frozenset[int]] = {}
     for row in config.rows() if not outsiders(config) else ():
         if is_default_group(row["name"], row["description"]):
@@ -190,12 +209,15 @@ def _split_by_time(dumps: Sequence[Dump]) -> list[list[Dump]]:
     return parts if all(len(part) > 1 for part in parts) else [list(dumps)]
 
 
+def has_half_of_its_ranks(capture: Sequence[Dump]) -> bool:
+    ranks = {dump.rank for dump in capture}
+    return 2 * len(ranks) >= max((len(dump.world) for dump in capture if dump.world), default=max(ranks) + 1)
+
+
 def _best(captures: Sequence[Sequence[Dump]]) -> int:
     """The newest that has at least half of its ranks, else the one with the most ranks."""
     for number, capture in enumerate(captures, 1):
-        ranks = {dump.rank for dump in capture}
-        world = max((len(dump.world) for dump in capture if dump.world), default=max(ranks) + 1)
-        if 2 * len(ranks) >= world:
+        if has_half_of_its_ranks(capture):
             return number
     sizes = [len({dump.rank for dump in capture}) for capture in captures]
     return sizes.index(max(sizes)) + 1 if sizes else 0

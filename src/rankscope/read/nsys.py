@@ -57,8 +57,8 @@ def _convert(source: Source, folder: Path) -> Iterator[Profile]:
         processes = list_processes(connection)
         if not processes:
             raise BadFileError(
-                "holds neither CUDA nor NVTX events",
-                "record with nsys profile --trace=cuda,nvtx; see docs/sources/nsys.md",
+                "has neither CUDA nor NVTX events",
+                "record with nsys profile --trace=cuda,nvtx,osrt; rankscope record --nsys does it",
             )
         ranks = find_ranks(export, source, processes, communicator_ranks(connection))
         for process in processes:
@@ -66,7 +66,7 @@ def _convert(source: Source, folder: Path) -> Iterator[Profile]:
 
 
 def _profile(export: Export, folder: Path, parts: Parts, process: int, ranks: Ranks) -> Profile:
-    """One process, in a connection of its own: what is staged for one must not meet what is staged for the next."""
+    """One process, in its own connection: what is staged for one must not mix with the next."""
     from rankscope.read.nsys_stages import stage_process
     from rankscope.read.profile_tables import write_profile
 
@@ -99,5 +99,5 @@ def _base_time(connection: DuckDBPyConnection, started_ns: int) -> tuple[int, st
     if first_ns is not None and first_ns >= _EPOCH_NS:
         return 0, ""
     if started_ns == MISSING:
-        return 0, "it does not say when it began: its times are counted from 1970"
+        return 0, "it does not say when it started: its times are counted from 1970"
     return started_ns, ""

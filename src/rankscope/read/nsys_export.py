@@ -1,7 +1,7 @@
 """The forms in which Nsight Systems hands out a report, brought to one: Parquet files under the names of its tables.
 
-SQLite (`nsys export --type=sqlite`) is copied, a folder of Parquet tables (`--type=parquetdir`) is read where it lies,
-and a report itself (`.nsys-rep`, a closed format) is exported first, where the command `nsys` is at hand.
+SQLite (`nsys export --type=sqlite`) is copied, a folder of Parquet tables (`--type=parquetdir`) is read in place,
+and a report itself (`.nsys-rep`, a closed format) is exported first, if the command `nsys` is installed.
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ def opened_export(source: Source, folder: Path, connection: DuckDBPyConnection) 
     head = source.head()
     if head.startswith(PARQUET_MAGIC):
         if not _is_plain(source):
-            raise BadFileError("is a Parquet export inside an archive or a store", "copy its folder here, unpacked")
+            raise BadFileError(
+                "is a Parquet export inside an archive or an object store", "copy its folder to this machine, unpacked"
+            )
         export: Export = ParquetExport(source.path.parent, connection)
     elif head.startswith(REPORT_MAGIC):
         export = SqliteExport(_exported_report(source, folder))
@@ -118,7 +120,7 @@ def opened_export(source: Source, folder: Path, connection: DuckDBPyConnection) 
         export = SqliteExport(_on_disk(source, head, folder / "raw_export.sqlite"))
     try:
         if "value" not in export.columns.get(STRINGS, ()):
-            raise BadFileError("is no export of Nsight Systems: its tables are missing", EXPORT_HINT)
+            raise BadFileError("is not an Nsight Systems export: its tables are missing", EXPORT_HINT)
         yield export
     finally:
         export.close()
@@ -138,7 +140,9 @@ def _on_disk(source: Source, head: bytes, aside: Path) -> Path:
         with source.open() as stream, open(aside, "wb") as plain:
             copy_limited(stream, plain)
     except (OSError, EOFError, zlib.error) as error:
-        raise BadFileError(f"cannot be unpacked: {error}", "copy it again, or unpack it where there is room") from error
+        raise BadFileError(
+            f"cannot be unpacked: {error}", "copy it again, or unpack it to a disk with enough space"
+        ) from error
     return aside
 
 
@@ -150,7 +154,7 @@ def _exported_report(source: Source, folder: Path) -> Path:
     if command is None:
         raise BadFileError(
             "is a report in Nsight Systems' own format, which only nsys can read",
-            f"where nsys is installed: nsys export --type=sqlite --include-blobs=true {source.path.name}",
+            f"on a machine with nsys: nsys export --type=sqlite --include-blobs=true {source.path.name}",
         )
     report = _on_disk(source, source.head(), folder / "raw_report.nsys-rep")
     exported = folder / "raw_export.sqlite"
@@ -201,7 +205,7 @@ def _query(connection: DuckDBPyConnection, sql: str) -> list[tuple[Any, ...]]:
     try:
         return connection.execute(sql).fetchall()
     except duckdb.Error as error:
-        raise BadFileError(f"holds a damaged Parquet table: {str(error).splitlines()[0][:200]}", EXPORT_HINT) from error
+        raise BadFileError(f"has a damaged Parquet table: {str(error).splitlines()[0][:200]}", EXPORT_HINT) from error
 
 
 def _parquet(paths: Sequence[Path]) -> str:

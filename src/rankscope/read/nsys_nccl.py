@@ -1,4 +1,4 @@
-"""What NCCL's own NVTX ranges tell of its kernels: the operation, the communicator, the size, the peer.
+"""What NCCL's own NVTX ranges say about its kernels: the operation, the communicator, the size, the peer.
 
 The range of a call (ncclAllReduce) encloses the launch of its kernel. Between ncclGroupStart and ncclGroupEnd the
 launch comes at the end of the group, and one kernel may serve all its calls. Names are always there; the rest lies in

@@ -40,18 +40,18 @@ def find_ranks(
     if len(processes) == 1:
         rank, note = _single_rank(export, source, variables)
         if note and is_told:
-            rank, note = seen[processes[0]], "its rank is taken from its largest NCCL communicator"
+            rank, note = seen[processes[0]], "its rank was taken from its largest NCCL communicator"
         return Ranks({processes[0]: rank}, world_size if world_size > 0 else largest, note)
     # The launcher's own variables count launchers, one per node: only a size beyond this node's can be that of the job.
     if is_told and (world_size <= len(processes) or world_size == largest):
-        note = "" if world_size == largest else "its rank is taken from its largest NCCL communicator"
+        note = "" if world_size == largest else "its rank was taken from its largest NCCL communicator"
         return Ranks(seen, largest, note)
     node = _first(variables, _NODE_VARIABLES)
     if node < 0:
         named = _NODE_IN_NAME.search(_name(source))
         node = int(named.group(1)) if named else 0
     ranks = {process: node * len(processes) + place for place, process in enumerate(processes)}
-    return Ranks(ranks, largest, "its rank is inferred from the order of the processes' devices")
+    return Ranks(ranks, largest, "its rank was inferred from the order of the processes' devices")
 
 
 def _single_rank(export: Export, source: Source, variables: Mapping[str, int]) -> tuple[int, str]:
@@ -64,8 +64,8 @@ def _single_rank(export: Export, source: Source, variables: Mapping[str, int]) -
     if named := _RANK_IN_NAME.search(_name(source)):
         return int(named.group(1)), ""
     if source.rank >= 0:
-        return source.rank, "its rank is inferred from the number in its name"
-    return 0, "nothing tells its rank: it is taken for rank 0"
+        return source.rank, "its rank was inferred from the number in its name"
+    return 0, "its rank is unknown: assumed to be rank 0"
 
 
 def _name(source: Source) -> str:
@@ -82,7 +82,7 @@ def _capture(export: Export) -> list[tuple[str, str]]:
 
 
 def _variables(export: Export) -> dict[str, int]:
-    """The numbers among the wanted variables of the environment. All others are secrets of somebody: not looked at."""
+    """The numbers among the wanted variables of the environment. All others may be secrets and are not read."""
     assigned = [value for name, value in _capture(export) if name.endswith(":ENVIRONMENT_VARIABLE")]
     for name, value in export.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value")):
         if name == "DeviceEnvironment":

@@ -85,7 +85,7 @@ class SqliteExport:
         while rows := cursor.fetchmany(_BATCH_ROWS):
             n_rows += len(rows)
             if n_rows > self._max_rows:
-                raise BadFileError(f"lists more rows in {table} than it can hold", EXPORT_HINT)
+                raise BadFileError(f"claims more rows in {table} than it can hold", EXPORT_HINT)
             values = zip(*rows, strict=True)
             yield {
                 column: _column(table, column, kind, cells)
@@ -114,18 +114,18 @@ def _column(table: str, column: str, kind: str, cells: tuple[Any, ...]) -> Array
         try:
             return np.fromiter(cells, np.int64, len(cells))
         except (TypeError, ValueError, OverflowError) as error:
-            raise BadFileError(f"holds something else than numbers in {table}.{column}", EXPORT_HINT) from error
+            raise BadFileError(f"has something other than numbers in {table}.{column}", EXPORT_HINT) from error
     texts = np.empty(len(cells), dtype=object)
     texts[:] = cells
     return texts
 
 
 def _check_whole(path: Path) -> None:
-    """The header tells how many pages there are: a cut file is noticed before SQLite misses one of them."""
+    """The header has the number of pages: a truncated file is noticed before SQLite misses one."""
     with open(path, "rb") as file:
         header = file.read(100)
     if not header.startswith(SQLITE_MAGIC) or len(header) < 100:
-        raise BadFileError("is no SQLite file, though its name says so", EXPORT_HINT)
+        raise BadFileError("is not a SQLite file, although its name says so", EXPORT_HINT)
     page_bytes = int.from_bytes(header[16:18], "big")
     page_bytes = 65536 if page_bytes == 1 else page_bytes
     n_bytes = page_bytes * int.from_bytes(header[28:32], "big")
@@ -133,7 +133,8 @@ def _check_whole(path: Path) -> None:
     is_counted = header[24:28] == header[92:96]  # else an old library wrote last, and did not keep the number of pages
     if is_counted and n_found < n_bytes:
         raise BadFileError(
-            f"is cut short: {n_found} of {n_bytes} bytes", "copy it again if the original is whole; else " + EXPORT_HINT
+            f"is truncated: {n_found} of {n_bytes} bytes",
+            "copy it again if the original is complete; else " + EXPORT_HINT,
         )
 
 

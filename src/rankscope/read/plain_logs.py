@@ -50,7 +50,7 @@ def plain_log(source: Source) -> PlainLog:
 
 
 def _copy(source: Source, aside: Path) -> _Note:
-    """All lines of rank 0, then all of rank 1, ...; lines that tell no rank stay behind the line before them."""
+    """All lines of rank 0, then all of rank 1, ...; lines without a rank stay after the line before them."""
     parts: dict[int, Path] = {}
     problem, rank = "", MISSING
     streams = {}
@@ -67,12 +67,12 @@ def _copy(source: Source, aside: Path) -> _Note:
                         streams[rank] = parts[rank].open("wb")
                     streams[rank].write(line)
             except (OSError, EOFError, zlib.error) as error:
-                problem = f"cannot be unpacked to its end ({error})"
+                problem = f"cannot be fully decompressed ({error})"
     finally:
         for out in streams.values():
             out.close()
     if not parts:
-        raise BadFileError(problem or "is empty once unpacked", "copy the file again")
+        raise BadFileError(problem or "is empty once decompressed", "copy the file again")
     note = _Note([], [], problem)
     with (aside / _PLAIN).open("wb") as plain:
         for rank in sorted(parts):

@@ -21,7 +21,7 @@ _RANK = re.compile(r"\[Rank (\d{1,9})\]|\brank (\d{1,9})\b", re.IGNORECASE)
 
 
 def in_output(source: Source) -> Iterator[Table]:
-    """Which thread each stack is of is not told: none is taken for the main one. Nothing where there are none."""
+    """The text does not say which thread each stack is from: none is assumed to be the main one."""
     text = _PrintedStacks(source.rank)
     with source.open() as stream:
         try:

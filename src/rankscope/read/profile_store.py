@@ -15,7 +15,7 @@ from rankscope.read import cache
 from rankscope.read.files import Source
 from rankscope.read.profile_tables import Written
 
-CUT_HINT = "the process was ended while writing, or the copy is incomplete: copy it again if the original is whole"
+CUT_HINT = "the process ended while writing it, or the copy is incomplete: copy it again if the original is complete"
 
 
 class Profile(msgspec.Struct):
@@ -41,7 +41,7 @@ def store_profiles(source: Source, reader: str, convert: Convert) -> Iterator[Ta
     entry = cache.stored(source.workspace)
     if entry is None:
         if source.n_bytes == 0:
-            raise BadFileError("is empty (0 bytes)", "the process was ended before it wrote its trace")
+            raise BadFileError("is empty (0 bytes)", "the process ended before it wrote its trace")
         with cache.filling(source.workspace) as aside:
             profiles = _converted(source, reader, convert, aside)
             for scratch in (*aside.rglob("raw_*"), aside / "part.json"):
@@ -62,14 +62,14 @@ def _converted(source: Source, reader: str, convert: Convert, aside: Path) -> li
     try:
         return [_completed(profile, reader) for profile in convert(source, aside)]
     except (MemoryError, RecursionError, duckdb.OutOfMemoryException) as error:
-        raise BadFileError("asks for an absurd amount of memory or nesting", "it is corrupt or malicious") from error
+        raise BadFileError("needs an absurd amount of memory or nesting", "it is corrupt or malicious") from error
     except duckdb.Error as error:  # values that no profiler writes: times beyond all limits, numbers where names belong
         reason = str(error).partition("\n")[0]
-        raise BadFileError(f"holds values that make no sense: {reason}", "it is corrupt: record it again") from error
+        raise BadFileError(f"has invalid values: {reason}", "it is corrupt: record it again") from error
 
 
 def _completed(profile: Profile, reader: str) -> Profile:
-    """Adds what the parts themselves tell: the span of time, how much of each kind is there."""
+    """Adds what the parts themselves show: the span of time, how much there is of each kind."""
     written = profile.written
     counted = {
         "n_ops": "ops",

@@ -90,7 +90,7 @@ def write_profile(connection: DuckDBPyConnection, folder: Path, base_ns: int) ->
         f"SELECT min(start_ns) AS first, max(start_ns + duration_ns) AS last FROM {s}" for s in _TIMED if s in present
     ]
     if not spans:
-        raise BadFileError("holds no events that rankscope knows", "docs/sources/kineto.md tells how to record a trace")
+        raise BadFileError("has no events that rankscope knows", "rankscope help traces shows how to record one")
     [(first, last)] = connection.execute(f"SELECT min(first), max(last) FROM ({' UNION ALL '.join(spans)})").fetchall()
     _define_steps(connection)
     for statement in _PREPARATIONS:

@@ -170,7 +170,7 @@ def stack_tables(stacks: Sequence[Sequence[Any]]) -> tuple[Array, Table, Table, 
 
 
 def _distinct_stacks(stacks: Sequence[Sequence[Any]]) -> tuple[list[int], Array]:
-    """Rows that stand for the distinct stacks, and which of them each row has.
+    """One row per distinct stack, and which stack each row has.
 
     Frames are shared objects in a pickle, so a stack is known by the addresses of its frames, hashed in columns; equal
     stacks of frames that are not shared get the same number later, by content.

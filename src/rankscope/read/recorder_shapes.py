@@ -116,7 +116,7 @@ def to_json(value: Any) -> str:
 
 
 def _n_bytes(sizes: Sequence[Sequence[int]], types: Sequence[str]) -> int:
-    """Bytes of a list of tensors; a single type stands for all of them."""
+    """Bytes of a list of tensors; a single type applies to all of them."""
     if sizes and not types:
         return MISSING
     n_total = 0

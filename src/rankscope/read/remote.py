@@ -1,4 +1,4 @@
-"""Files in object stores and other places that have a URL, reached through fsspec (the extra `remote`).
+"""Files in object stores and elsewhere behind a URL, read with fsspec (the extra `remote`).
 
 A file is read in ranges, one request each: nothing has to stay open, and a request that failed is simply made again.
 """
@@ -70,14 +70,19 @@ def open_store(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise InputError(f"{without_secrets(url)} needs fsspec", "pip install 'rankscope[remote]'") from error
+        raise InputError(
+            f"{without_secrets(url)} needs fsspec",
+            "pip install 'rankscope[remote]', or copy the traces to this machine",
+        ) from error
     protocol = url.partition("://")[0]
     try:
         store, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise InputError(f"{protocol}:// needs one more package: {error}", "install it beside rankscope") from error
+        raise InputError(f"{protocol}:// needs another package: {error}", "install it next to rankscope") from error
     except ValueError as error:
-        raise InputError(f"{without_secrets(url)}: {reason(error)}", "see docs/scale.md for the known ones") from error
+        raise InputError(
+            f"{without_secrets(url)}: {reason(error)}", "rankscope help reading lists what a path can be"
+        ) from error
     return store, path
 
 
@@ -85,14 +90,14 @@ def find_remote(url: str) -> list[RemoteFile]:
     """The file, or all files below the folder, or all that a name with * fits."""
     shown = without_secrets(url)
     if "::" in url:
-        raise InputError(f"{shown}: chained URLs are not read", "unpack archives first; see docs/scale.md")
+        raise InputError(f"{shown}: chained URLs are not read", "give one plain URL; see rankscope help reading")
     try:
         store, root = open_store(url)
         found = list(_listed(store, root))
     except InputError:
         raise
     except FileNotFoundError as error:
-        raise InputError(f"{shown}: no such file or folder", "give the folder that holds the traces") from error
+        raise InputError(f"{shown}: no such file or folder", "pass the folder that contains the traces") from error
     except Exception as error:  # each store has exceptions of its own
         raise InputError(f"{shown}: cannot be listed: {reason(error)}", "check the URL and the credentials") from error
     return [_described(store, info, url) for info in found]
@@ -119,7 +124,7 @@ def _described(store: Any, info: Mapping[str, Any], url: str) -> RemoteFile:
 
 
 def _url_of(store: Any, name: str, url: str) -> str:
-    """Stores list paths without what stands before them: the account, the host, the password."""
+    """Stores list paths without the account, the host and the password."""
     root = store._strip_protocol(url)
     if name.strip("/") == root.strip("/"):
         return url
@@ -128,7 +133,7 @@ def _url_of(store: Any, name: str, url: str) -> str:
 
 
 def _nanoseconds(modified: object) -> int:
-    """Stores tell times as dates, as their text, or as seconds since 1970."""
+    """Stores give times as dates, as text, or as seconds since 1970."""
     if isinstance(modified, str):
         try:
             modified = datetime.fromisoformat(modified.replace("Z", "+00:00"))
@@ -179,5 +184,5 @@ class RemoteStream(io.RawIOBase):
                     ) from error
                 time.sleep(pause)
         if len(data) > n_wanted:
-            raise BadFileError("is on a server that sends no parts of files", "copy the file to this machine")
+            raise BadFileError("is on a server that does not support range requests", "copy the file to this machine")
         return data

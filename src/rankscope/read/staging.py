@@ -29,7 +29,7 @@ def staging() -> Iterator[DuckDBPyConnection]:
 
 @functools.lru_cache(maxsize=1)
 def _database(_pid: int) -> DuckDBPyConnection:
-    """Making one takes as long as reading a small trace; after a fork it must be made anew."""
+    """Making one takes as long as reading a small trace; after a fork it must be recreated."""
     import duckdb
 
     config: dict[str, str | bool | int | float | list[str]] = {

@@ -1,4 +1,4 @@
-"""Which dumps of one capture say nothing about where their ranks are now: they are from another moment or attempt.
+"""Which dumps of one capture are from another time or attempt, and so do not show where their ranks are now.
 
 A dump does not say when it was written. But the same call was made by all its ranks at about the same time, and a
 device completes a collective only when every member has made it.
@@ -17,6 +17,7 @@ import numpy as np
 from rankscope.model.finding import format_duration
 from rankscope.model.generations import own_generations
 from rankscope.model.replicas import with_global_members
+from rankscope.model.schema_recorder import EARLIER_MOMENT
 from rankscope.model.tables import MISSING, Array, Table
 
 STALE = "stale"
@@ -25,6 +26,7 @@ MAX_APART_NS = 600 * 10**9
 _MIN_SHARED = 16  # calls in common that tell a clock that is off from another attempt
 _LOCKSTEP = 0.5  # von Neumann's ratio: about 2 for ranks that wait for each other, near 0 for runs that drift apart
 _ENOUGH_ROWS = 400_000
+_MOST_FAILED = 2  # calls of gloo that may fail together when a peer leaves: the one that waits and one behind it
 _DEVICE_BACKENDS = frozenset(("nccl", "rccl", "xccl", "hccl"))
 _NEED_ALL = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "all_reduce_coalesced"))
 
@@ -59,14 +61,17 @@ def stale_dumps(tables: Mapping[str, Table], dumps: Sequence[Dump]) -> dict[int,
     if "collectives" not in tables or len(dumps) < 2:
         return {}
     stale = _of_another_time(_SharedCalls(tables, dumps))
+    n_failed = _MOST_FAILED
     while True:
         current = [dump for dump in dumps if dump.file_id not in stale]
-        found = _overtaken(_SharedCalls(tables, current))
+        found = _overtaken(_SharedCalls(tables, current), n_failed)
         # What another attempt has completed says nothing about the rest: without it they are looked at again.
         others = {file: reason for file, reason in found.items() if reason is _OTHER_ATTEMPT}
         stale |= others or found
-        if not others:
+        if not others and (not found or not n_failed):
             return stale
+        if not others:  # the dumps are known to be from different moments: a call that one rank lacks proves no failure
+            n_failed = 0
 
 
 class _SharedCalls:
@@ -103,6 +108,10 @@ class _SharedCalls:
             dump, name = divmod(pair, len(names.values))
             group = (names.values[name], members.get((dump, names.values[name]), ""))
             numbers[place] = pool.setdefault(group, len(pool))
+        self.is_member = np.zeros((len(pool), len(self.dumps)), bool)  # where the dump itself lists the group
+        for (dump, name), listed in members.items():
+            if (name, listed) in pool:
+                self.is_member[pool[name, listed], dump] = True
         return numbers[codes]
 
     def sampled(self) -> Array:
@@ -184,7 +193,7 @@ def _drifting(shared: _SharedCalls) -> Array:
 
 
 def _usual_times(keys: Array, created: Array) -> tuple[Array, Array]:
-    """When most dumps made the same call, and whether there are enough of them to tell."""
+    """When most dumps made the same call, and whether there are enough of them to be sure."""
     order = np.lexsort((created, keys))
     starts = np.flatnonzero(np.append(True, np.diff(keys[order]) != 0)[: len(keys)])
     counts = np.diff(np.append(starts, len(keys)))
@@ -203,12 +212,12 @@ def _drifts(created: Array, apart: Array) -> bool:
     return total > 0 and float(np.square(np.diff(drift)).sum()) / total < _LOCKSTEP
 
 
-def _overtaken(shared: _SharedCalls) -> dict[int, LeftOut]:
+def _overtaken(shared: _SharedCalls, n_failed: int) -> dict[int, LeftOut]:
     """Dumps without a call that their peers saw complete in time, which takes all members: they are older.
 
-    Only devices tell: gloo lets go of a call that failed just as of one that completed. Where most of those that lack
-    the call went on after it had completed, they were not the members that completed it: the others are of another
-    attempt.
+    gloo retires a failed call just like a completed one: there it takes further calls that ended. Where
+    most of those that lack the call continued after it had completed, they were not the members that completed it: the
+    others are of another attempt.
     """
     n_dumps, n_groups = len(shared.dumps), int(shared.group.max(initial=-1)) + 1
     newest = np.full((n_groups, n_dumps), MISSING, np.int64)
@@ -218,14 +227,21 @@ def _overtaken(shared: _SharedCalls) -> dict[int, LeftOut]:
     np.maximum.at(proven, (shared.group[rows], shared.dump[rows]), shared.seq[rows])
     np.maximum.at(ended, (shared.group[rows], shared.dump[rows]), shared.calls.array("completed_ns")[shared.rows[rows]])
     last = np.array([dump.last_ns for dump in shared.dumps])
+    first = np.array([dump.first_ns for dump in shared.dumps])
+    rows = _passed(shared, n_failed)
+    np.maximum.at(proven, (shared.group[rows], shared.dump[rows]), shared.seq[rows])
+    np.maximum.at(ended, (shared.group[rows], shared.dump[rows]), last[shared.dump[rows]])
     reasons: dict[int, LeftOut] = {}
     for group in np.flatnonzero(proven.max(axis=1, initial=MISSING) > MISSING).tolist():
-        behind = (newest[group] != MISSING) & (newest[group] < proven[group].max())
+        # A member without any call of the group: its ring reaches further back, so it has not made one yet.
+        has_none = (newest[group] == MISSING) & shared.is_member[group]
+        has_none &= (first != MISSING) & (first < ended[group].max())
+        behind = ((newest[group] != MISSING) | has_none) & (newest[group] < proven[group].max())
         provers = proven[group] > newest[group][behind].max(initial=MISSING)
         went_on = behind & (last > ended[group][provers].max(initial=MISSING))
         is_other_attempt = np.count_nonzero(went_on) > np.count_nonzero(provers)
         for place in np.flatnonzero(provers if is_other_attempt else behind).tolist() if behind.any() else ():
-            dump, n_behind = shared.dumps[place], int(proven[group].max() - newest[group][place])
+            dump, n_behind = shared.dumps[place], int(proven[group].max() - max(newest[group][place], 0))
             if is_other_attempt or not dump.is_cut:
                 reasons[dump.file_id] = _OTHER_ATTEMPT if is_other_attempt else _moment_reason(n_behind)
     return reasons
@@ -244,10 +260,24 @@ def _completed_in_time(shared: _SharedCalls) -> Array:
     return found
 
 
+def _passed(shared: _SharedCalls, n_failed: int) -> Array:
+    """Calls of gloo after which their rank has ended so many others of the group: no call that fails is followed so."""
+    calls, rows = shared.calls, shared.rows
+    backend, op = calls.text("backend"), calls.text("op")
+    on_gloo = np.isin(backend.codes[rows], [n for n, name in enumerate(backend.values) if name == "gloo"])
+    needs_all = np.isin(op.codes[rows], [n for n, name in enumerate(op.values) if name in _NEED_ALL])
+    is_done = calls.array("retired")[rows]
+    newest = np.full((int(shared.group.max(initial=-1)) + 1, len(shared.dumps)), MISSING, np.int64)
+    np.maximum.at(newest, (shared.group[is_done], shared.dump[is_done]), shared.seq[is_done])
+    is_passed = shared.seq + n_failed <= newest[shared.group, shared.dump]
+    passed: Array = np.flatnonzero(on_gloo & needs_all & is_done & is_passed & shared.is_unique)
+    return passed
+
+
 _OTHER_ATTEMPT = LeftOut(
     STALE,
-    "is from another attempt: it has completed calls that the other ranks had not made when they went on after it",
-    "remove it, or collect the dumps of all ranks of one attempt",
+    "is from another attempt: it completed calls that the other ranks had not made when they moved on",
+    "remove it, or collect the dumps of all ranks from one attempt",
 )
 
 
@@ -255,8 +285,8 @@ def _time_reason(offset: int) -> LeftOut:
     how = f"{format_duration(abs(offset))} {'before' if offset < 0 else 'after'} those of the other ranks"
     return LeftOut(
         STALE,
-        f"ends {how}: it is from another run or moment, or its host's clock is wrong",
-        "remove it if it is from another run; if the clock is wrong, set it and record again",
+        f"ends {how}: it is from another run or time, or its host's clock is wrong",
+        "remove it if it is from another run; if the clock is wrong, fix it and record again",
     )
 
 
@@ -264,6 +294,6 @@ def _moment_reason(n_behind: int) -> LeftOut:
     behind = "a collective" if n_behind == 1 else f"{n_behind} collectives"
     return LeftOut(
         STALE,
-        f"is from an earlier moment: its peers completed {behind} with this rank that it does not have yet",
-        "take the dumps of all ranks at the same time",
+        f"{EARLIER_MOMENT}: its peers completed {behind} with this rank that it does not have yet",
+        "collect the dumps of all ranks at the same time",
     )

@@ -1,4 +1,4 @@
-"""A client of torch's TCPStore in plain sockets: reads the keys of a job that runs, or hangs, right now.
+"""A client of torch's TCPStore in plain sockets: reads the keys of a running or hanging job.
 
 Only ever reads. Both of torch's servers are spoken to. The older one serves all ranks from a single thread that waits
 for the rest of a request once it has begun: so a request is sent whole, and small enough to never fill its buffers.
@@ -32,7 +32,7 @@ _PLAIN_ADDRESS = re.compile(r"(?P<host>[^:\[\]\s/]+):(?P<port>\d{1,5})")
 _V6_ADDRESS = re.compile(r"\[(?P<host>[0-9A-Fa-f:.%\w]+)\]:(?P<port>\d{1,5})")
 WHERE_HINT = (
     "the job's store is at MASTER_ADDR:MASTER_PORT of its ranks (tr '\\0' '\\n' < /proc/PID/environ | grep MASTER_ on "
-    "rank 0's host); the port of torchrun's --rdzv-endpoint is that of its agents' own store"
+    "rank 0's host); the port in torchrun's --rdzv-endpoint is the store of its agents, not of the job"
 )
 
 
@@ -52,12 +52,12 @@ def parse_address(text: str) -> Address:
     """`HOST:PORT` or `[v6]:PORT`."""
     found = _PLAIN_ADDRESS.fullmatch(text) or _V6_ADDRESS.fullmatch(text)
     if found is None or not 0 < int(found["port"]) < 1 << 16:
-        raise UsageError(f"{text!r} is not HOST:PORT", f"as in node-1:29500 or [fe80::1]:29500; {WHERE_HINT}")
+        raise UsageError(f"{text!r} is not HOST:PORT", f"for example node-1:29500 or [fe80::1]:29500; {WHERE_HINT}")
     return Address(found["host"], int(found["port"]))
 
 
 class TcpStore:
-    """A connection that has made sure that a store of torch is at the other end. Every call takes `limit_s` at most."""
+    """A connection to a torch store, checked on connecting. Every call takes `limit_s` at most."""
 
     def __init__(self, address: Address, limit_s: float = 10.0) -> None:
         self.address = address
@@ -90,7 +90,7 @@ class TcpStore:
         return self._receive_check()
 
     def get(self, key: str) -> bytes:
-        """InputError: there is no such key, or its value cannot be read."""
+        """InputError: the key does not exist, or its value cannot be read."""
         values = self.fetch([key])
         if key not in values:
             raise InputError(f"the store at {self.address} has no key {key}")
@@ -114,7 +114,7 @@ class TcpStore:
         return self._receive_number()
 
     def list_keys(self) -> list[str] | None:
-        """All keys; None where the server is too old to tell (before torch 2.9 or so)."""
+        """All keys; None where the server is too old to list them (before torch 2.9 or so)."""
         if not self._can_list:
             return None
         try:
@@ -125,7 +125,7 @@ class TcpStore:
                 key = self._receive_bytes(_MAX_KEY_BYTES)
                 n_bytes += len(key)
                 if n_bytes > _MAX_LISTED_BYTES:
-                    raise self._odd("its keys have more bytes than any job's")
+                    raise self._odd("its keys are larger than any job's")
                 listed.append(key.decode("utf-8", "surrogateescape").removeprefix(_ROOT))
         except StoreClosedError:  # it does not know the request
             self._can_list = False
@@ -151,7 +151,7 @@ class TcpStore:
         else:
             is_store = answer == struct.pack("<I", _NONCE)
         if not is_store:
-            raise self._odd("it speaks HTTP" if answer.startswith(b"HTTP") else "its answers are of another protocol")
+            raise self._odd("it answers in HTTP" if answer.startswith(b"HTTP") else "it answers in another protocol")
 
     def _connect(self) -> None:
         self.close()
@@ -199,7 +199,7 @@ class TcpStore:
     def _receive_number(self, limit: int = 1 << 40) -> int:
         number: int = struct.unpack("<Q", self._receive(8))[0]
         if number > limit:
-            raise self._odd(f"it speaks of {number:,} keys or bytes")
+            raise self._odd(f"it claims {number:,} keys or bytes")
         return number
 
     def _receive_bytes(self, limit: int) -> bytes:
@@ -214,8 +214,8 @@ class TcpStore:
     def _silent(self) -> InputError:
         self.close()
         return InputError(
-            f"{self.address} accepts connections but does not answer within {self.limit_s:g} s",
-            f"it is another program, or a process that is stopped (give --timeout if it is only slow); {WHERE_HINT}",
+            f"{self.address} accepts connections but did not answer within {self.limit_s:g} s",
+            f"it is another program or a stopped process (raise --timeout if it is only slow); {WHERE_HINT}",
         )
 
     def _closed(self, error: OSError | None = None) -> StoreClosedError:
@@ -225,7 +225,7 @@ class TcpStore:
 
     def _odd(self, what: str) -> InputError:
         self.close()
-        return InputError(f"{self.address} is no store of torch: {what}", WHERE_HINT)
+        return InputError(f"{self.address} is not a torch store: {what}", WHERE_HINT)
 
 
 def _request(query: int, *parts: bytes) -> bytes:

@@ -22,7 +22,7 @@ NAME = "tensorboard"
 NAMES_TELL_RANK = False
 
 _VERSION = b"brain.Event:2"
-_HINT = "give the event files that a SummaryWriter wrote (events.out.tfevents...)"
+_HINT = "pass the event files that a SummaryWriter wrote (events.out.tfevents...)"
 _HEADER = struct.Struct("<QI")
 _N_CHECKSUM = 4
 _MAX_SCALARS = 1 << 20  # bytes of a record that is looked at: larger ones are images, graphs and the like
@@ -50,13 +50,13 @@ def sniff(head: bytes, name: str) -> bool:
 
 def read(source: Source) -> Iterator[Table]:
     if source.n_bytes == 0:
-        raise BadFileError("is empty (0 bytes)", "the job was ended before it wrote a number")
+        raise BadFileError("is empty (0 bytes)", "the job ended before it wrote a number")
     rows = MetricRows(source, NAME)
     try:
         with source.open() as stream:
             rows.take(_records(stream), _add)
     except CutError as error:
-        raise BadFileError(f"does not begin as an event file of TensorBoard ({error})", _HINT) from error
+        raise BadFileError(f"does not start like a TensorBoard event file ({error})", _HINT) from error
     found = _HOST.search(source.shown)
     yield from rows.tables(found["host"] if found else "")
 
@@ -65,7 +65,7 @@ def _records(stream: BinaryIO) -> Iterator[bytes]:
     """The content of each; empty for those that are too large to hold a scalar."""
     while head := stream.read(_HEADER.size):
         if len(head) < _HEADER.size:
-            raise CutError("a length is cut off")
+            raise CutError("a length is truncated")
         length, checksum = _HEADER.unpack(head)
         if checksum != masked_checksum(head[:8]):
             raise CutError("a length has a wrong checksum")
@@ -75,9 +75,9 @@ def _records(stream: BinaryIO) -> Iterator[bytes]:
         else:
             content = stream.read(length)
             if len(content) < length:
-                raise CutError("an event is cut off")
+                raise CutError("an event is truncated")
         if len(stream.read(_N_CHECKSUM)) < _N_CHECKSUM:
-            raise CutError("a checksum is cut off")
+            raise CutError("a checksum is truncated")
         yield content
 
 
@@ -85,7 +85,7 @@ def _pass_over(stream: BinaryIO, length: int) -> None:
     while length:
         chunk = stream.read(min(length, 1 << 16))
         if not chunk:
-            raise CutError("an event is cut off")
+            raise CutError("an event is truncated")
         length -= len(chunk)
 
 

@@ -1,4 +1,4 @@
-"""Stacks of all threads of a rank -> where each thread stood; stacks and frames are those of the recorders' calls."""
+"""Stacks of all threads of a rank -> where each thread was; stacks and frames share tables with those of calls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _BEGIN = re.compile(
 _SERVED = re.compile(rb"^=== Rank \d+: [^\n]* ===\r?\n", re.MULTILINE)
 _THREAD = re.compile(rb"\(most recent call first\):|^Thread (?:0x)?[0-9a-fA-F]+ \([a-z+ ]+\)", re.MULTILINE)
 _SERVED_NAME = re.compile(r"_(\d{8}_\d{6})\.txt")
-_HINT = "give the files that `rankscope record` or torch's debug server wrote, or the output of py-spy dump"
-CUT_HINT = "the process was ended while writing, or the copy is incomplete: copy it again if the original is whole"
+_HINT = "pass the files that `rankscope record` or torch's debug server wrote, or the output of py-spy dump"
+CUT_HINT = "the process ended while writing it, or the copy is incomplete: copy it again if the original is complete"
 
 
 def sniff(head: bytes, name: str) -> bool:
@@ -36,7 +36,7 @@ def sniff(head: bytes, name: str) -> bool:
 
 def read(source: Source) -> Iterator[Table]:
     if source.n_bytes == 0:
-        raise BadFileError("is empty (0 bytes)", "the process was ended before it wrote its stacks")
+        raise BadFileError("is empty (0 bytes)", "the process ended before it wrote its stacks")
     text = StackText()
     sections: list[Section] = []
     problem = ""
@@ -44,11 +44,11 @@ def read(source: Source) -> Iterator[Table]:
         with source.open() as stream:
             sections.extend(text.sections(stream))
     except (OSError, EOFError, zlib.error) as error:
-        problem = f"cannot be unpacked to its end ({error})"
+        problem = f"cannot be fully decompressed ({error})"
         sections += text.rest()
     threads = [(number, each, thread) for number, each in enumerate(sections) for thread in each.threads]
     if not threads:
-        raise BadFileError(problem or "holds no stack of a thread", _HINT)
+        raise BadFileError(problem or "has no thread stacks", _HINT)
     own_rank = MISSING if text.is_served else source.rank
     if own_rank == MISSING and any(section.rank == MISSING for _, section, _ in threads):
         raise BadFileError("has no rank in its name", "rename it so that it ends in its rank: stacks_3.txt")

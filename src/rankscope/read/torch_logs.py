@@ -1,4 +1,4 @@
-"""TORCH_LOGS text, as it is found in a job's captured output -> the tables about compilations, as far as it tells them.
+"""TORCH_LOGS text, as it is found in a job's captured output -> the tables about compilations, as far as it has them.
 
 The text has no durations, no graphs and no year. What it has goes into the tables that a TORCH_TRACE file gives.
 """
@@ -25,7 +25,7 @@ NAME = "torch_logs"
 _TEXT_NAME = re.compile(r"\.(?:log|txt|out|err)(?:\.(?:gz|zst))?$", re.IGNORECASE)
 _LAUNCHED = re.compile(r"/attempt_\d+/(\d{1,9})/std(?:err|out)\.log")  # how torchrun lays out its log folder
 _RECORD_HINT = 'run the job with TORCH_LOGS="recompiles,graph_breaks,perf_hints", or with TORCH_TRACE=FOLDER'
-CUT_HINT = "the job was ended while writing, or the copy is incomplete: copy it again if the original is whole"
+CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it again if the original is complete"
 
 
 def sniff(head: bytes, name: str) -> bool:
@@ -37,7 +37,7 @@ def sniff(head: bytes, name: str) -> bool:
 
 def read(source: Source) -> Iterator[Table]:
     if source.n_bytes == 0:
-        raise BadFileError("is empty (0 bytes)", "the job was ended before it printed anything")
+        raise BadFileError("is empty (0 bytes)", "the job ended before it printed anything")
     log = _Log(source)
     problem = log.scan()
     reports = list(desync.in_output(source))  # a job prints them wherever its time-out happens to be
@@ -49,12 +49,12 @@ def read(source: Source) -> Iterator[Table]:
         return
     is_told = bool(reports or stacks)
     if not is_told and (problem or not _TEXT_NAME.search(source.shown)):
-        raise BadFileError(problem or "holds no line that torch.compile logged", _RECORD_HINT)
+        raise BadFileError(problem or "has no torch.compile messages", _RECORD_HINT)
     row = _file_row(source, MISSING)
     if problem:
         row.update(status="damaged", problem=problem, hint=CUT_HINT)
     elif not is_told:
-        row.update(status="ignored", problem="is text in which torch.compile logged nothing")
+        row.update(status="ignored", problem="is text without torch.compile messages")
     yield Table.from_rows("files", [row])
 
 
@@ -63,7 +63,7 @@ def _file_row(source: Source, rank: int) -> Row:
 
 
 class _Process:
-    """What is known of one process of the job."""
+    """What is known about one process of the job."""
 
     def __init__(self, first: Prefix) -> None:
         self.first = self.last = first
@@ -96,7 +96,7 @@ class _Log:
                 for item in self.text.messages(stream):
                     self._add(item)
             except (OSError, EOFError, zlib.error) as error:
-                problem = f"cannot be unpacked to its end ({error})"
+                problem = f"cannot be fully decompressed ({error})"
                 for item in self.text.rest():
                     self._add(item)
         self.found.finish()

@@ -37,7 +37,7 @@ def with_real_states(calls: Table) -> Table:
 def number_calls(tables: dict[str, Table]) -> None:
     """Numbers the calls of each communicator, as torch does.
 
-    Where a ring has wrapped nobody knows how many calls of which communicator are gone: then the recorded numbers stay,
+    Once a ring has wrapped it is unknown how many calls of each communicator are gone: the recorded numbers stay,
     which are the same on all ranks as long as these make the same calls.
     """
     calls, ranks = tables.get("collectives"), tables["ranks"]

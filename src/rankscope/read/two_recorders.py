@@ -1,6 +1,6 @@
 """Joins the two dumps that a rank may leave: torch's own recorder's and ours. Per group and number they are one call.
 
-On devices torch sees what happens, so its states and times hold and ours fill the gaps. gloo it watches hardly at all:
+On devices torch sees what happens, so its states and times hold and ours fill the gaps. It hardly watches gloo:
 there our record holds, and torch's adds the calls that were not made from Python.
 """
 
@@ -128,7 +128,7 @@ def _watched_groups(calls: Table, rows: Array) -> set[GroupKey]:
 
 
 def _compared(calls: Table, is_own: Array, rows: Array) -> tuple[Array, Array, Array]:
-    """Rows that the other recorder tells better; and for calls that both tell once, the better and the other row."""
+    """Rows that the other recorder has in better form; for calls that both have once, the better and the other row."""
     is_p2p = calls.array("is_p2p")
     is_watched = ~_is_unwatched(calls.text("backend"))
     keys = [calls.array("rank"), calls.text("group_name").codes, np.where(is_p2p, MISSING, calls.array("seq")), is_p2p]
@@ -176,7 +176,7 @@ def _completed(calls: Table, winners: Array, losers: Array) -> Table:
 
 
 def _joined_config(config: Table, pairs: Sequence[_Pair]) -> Table:
-    """Our groups have names and members; torch's only where ours are silent."""
+    """Our groups have names and members; torch's are used only where ours are missing."""
     own_files, torch_files = _files(pairs)
     names, files, ranks = config.text("name").tolist(), config.array("file_id").tolist(), config.array("rank").tolist()
     told: dict[int, set[str]] = defaultdict(set)

@@ -47,7 +47,7 @@ class _Unpacked(io.RawIOBase):
             piece = self._packed.read(_PIECE_BYTES)
             if not piece:
                 if self._decoder is not None and not self._decoder.eof:
-                    raise EOFError("the packed data end too early")
+                    raise EOFError("the compressed data ends too early")
                 return 0
             self._ready = memoryview(self._decoded(piece))
         n_read = min(len(buffer), len(self._ready))
@@ -66,11 +66,11 @@ class _Unpacked(io.RawIOBase):
             try:
                 decoded.append(self._decoder.decompress(piece))
             except Exception as error:  # each library has exceptions of its own
-                raise OSError(f"the packed data are broken: {error}") from error
+                raise OSError(f"the compressed data is broken: {error}") from error
             piece = self._decoder.unused_data if self._decoder.eof else b""
         self._left -= sum(map(len, decoded))
         if self._left < 0:
-            raise OSError("unpacks to far more than a trace would")
+            raise OSError("decompresses to far more than a trace would")
         return b"".join(decoded)
 
     def close(self) -> None:
@@ -99,5 +99,7 @@ def _zstd_decoder() -> Callable[[], Any]:
     try:
         import zstandard
     except ImportError as error:
-        raise BadFileError("is packed with zstd", "pip install 'rankscope[zstd]', or unpack it with zstd -d") from error
+        raise BadFileError(
+            "is compressed with zstd", "pip install 'rankscope[zstd]', or decompress it with zstd -d"
+        ) from error
     return lambda: zstandard.ZstdDecompressor().decompressobj()

@@ -8,11 +8,11 @@ from typing import Any, BinaryIO, cast
 
 from rankscope.errors import BadFileError
 
-REFUSED_HINT = "do not open it with other tools: a genuine dump holds plain containers only"
+REFUSED_HINT = "do not open it with other tools: a genuine dump has only plain containers"
 
 
 class BrokenPickleError(pickle.UnpicklingError):
-    """The pickle makes no sense from some byte on, though it goes on: what it says before that may be wrong as well."""
+    """The pickle is invalid from some byte on, but continues: what comes before may be wrong as well."""
 
 
 class RefusedClassError(pickle.UnpicklingError):
@@ -52,7 +52,7 @@ class _SalvagingUnpickler(pickle._Unpickler):
         except Exception as error:  # whatever a cut or mutated stream provokes
             if self._stream.read(1):
                 position = self._stream.tell() - 1
-                raise BrokenPickleError(f"makes no sense at byte {position:,}") from error
+                raise BrokenPickleError(f"is invalid at byte {position:,}") from error
             return self._fold_unfinished()  # it was cut: what was read before still counts
 
     def _fold_unfinished(self) -> Any:
@@ -84,5 +84,5 @@ def salvage_plain(content: bytes) -> Any:
 
 def refused(error: RefusedClassError) -> BadFileError:
     return BadFileError(
-        f"is not a dump but a malicious or foreign pickle: it {error}; nothing of it was run", REFUSED_HINT
+        f"is not a dump but a malicious or foreign pickle: it {error}; none of it was run", REFUSED_HINT
     )

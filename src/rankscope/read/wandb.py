@@ -33,7 +33,7 @@ _MAX_RECORD = 8 << 20  # a larger one holds no numbers over steps
 _MAX_SUMMARY = 16 << 20
 _MAX_JSON = 64  # characters of a number; what is longer is a table, an image or a text
 _MAX_DEPTH = 4
-_HINT = "give the folder that wandb wrote (wandb/run-... or wandb/offline-run-...)"
+_HINT = "pass the folder that wandb wrote (wandb/run-... or wandb/offline-run-...)"
 _SUMMARY_KEYS = (b'"_runtime"', b'"_timestamp"', b'"_step"')
 _OWN = ("_step", "_timestamp", "_runtime", "_wandb")
 
@@ -54,7 +54,7 @@ def _is_summary(head: bytes) -> bool:
 
 def read(source: Source) -> Iterator[Table]:
     if source.n_bytes == 0:
-        raise BadFileError("is empty (0 bytes)", "the job was ended before it wrote a number")
+        raise BadFileError("is empty (0 bytes)", "the job ended before it wrote a number")
     rows = MetricRows(source, NAME)
     try:
         with source.open() as stream:
@@ -64,9 +64,9 @@ def read(source: Source) -> Iterator[Table]:
                 return
             n_records = rows.take(_records(stream), _add)
     except (CutError, OSError, EOFError, zlib.error) as error:
-        raise BadFileError(f"cannot be read as a log of Weights & Biases ({error})", _HINT) from error
+        raise BadFileError(f"cannot be read as a Weights & Biases log ({error})", _HINT) from error
     if not n_records:
-        raise BadFileError("holds no record", _HINT)
+        raise BadFileError("has no records", _HINT)
     yield from rows.tables()
 
 
@@ -85,12 +85,12 @@ def _records(stream: BinaryIO) -> Iterator[bytes]:
         if not head:
             break
         if len(head) < _PIECE.size:
-            raise CutError("a length is cut off")
+            raise CutError("a length is truncated")
         checksum, length, kind = _PIECE.unpack(head)
         content = stream.read(length)
         at += len(head) + len(content)
         if len(content) < length:
-            raise CutError("a record is cut off")
+            raise CutError("a record is truncated")
         if checksum != zlib.crc32(content, zlib.crc32(bytes([kind]))):
             raise CutError("a record has a wrong checksum")
         if kind in (_WHOLE, _FIRST):
@@ -103,7 +103,7 @@ def _records(stream: BinaryIO) -> Iterator[bytes]:
         elif kind not in (_FIRST, _MIDDLE):
             raise CutError(f"a piece of the unknown kind {kind}")
     if parts:
-        raise CutError("the last pieces of a record are not there")
+        raise CutError("the last pieces of a record are missing")
 
 
 def _add(rows: MetricRows, record: bytes) -> None:
@@ -187,7 +187,7 @@ def _decoded(text: bytes) -> Any:
 def _read_summary(source: Source, rows: MetricRows, content: bytes) -> Iterator[Table]:
     values = _decoded(content)
     if not isinstance(values, dict) or "_step" not in values:
-        raise BadFileError("is neither a log nor a summary of Weights & Biases", _HINT)
+        raise BadFileError("is neither a Weights & Biases log nor a summary", _HINT)
     log = _log_beside(source)
     if log:
         told = {"source": NAME, "status": "ignored", "problem": f"{log} has the same values, step by step"}

@@ -17,7 +17,7 @@ RENDERERS: dict[str, str] = {
 
 
 class Options(NamedTuple):
-    """How a report is to be shown; what a renderer cannot honour it ignores.
+    """How to show a report. A renderer ignores the options that it does not support.
 
     Not a dataclass: `rankscope --help` loads this module, and importing dataclasses would double its time.
     """
@@ -25,8 +25,11 @@ class Options(NamedTuple):
     color: bool = False
     width: int | None = None  # None: never wrap or shorten, because a program or a file reads the lines
     show_all: bool = False
+    verbose: bool = False  # what was read and checked in detail, notes in full
+    quiet: bool = False  # titles and fixes only
     source: bool = True
     base: str = ""  # files below this folder are shown relative to it, relative ones are looked up in it
+    code_folder: str = ""  # the user's code, if it is elsewhere: the renderer finds it
     next_command: str = ""
     page_command: str = ""  # what writes the same answer as a page
 

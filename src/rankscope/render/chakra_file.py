@@ -83,7 +83,7 @@ def _whole_us(nanoseconds: Array) -> Array:
 
 
 class _Heads(dict[int, bytes]):
-    """What stands before a content, by the content's length: made once for each length that occurs."""
+    """The bytes before a content, by the content's length: made once for each length that occurs."""
 
     def __init__(self, make: Callable[[int], bytes]) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def _attribute(name: str, column: AttributeColumn) -> Encoder:
 
 
 def _attribute_heads(name: str, kind: str) -> _Heads:
-    """All of an attribute that stands before its value, by the length of the value."""
+    """All bytes of an attribute before its value, by the length of the value."""
     wire = protobuf.SCALARS[kind].wire
     start = _attribute_name(name) + protobuf.tag(chakra.ATTRIBUTE_FIELDS[kind], wire)
 

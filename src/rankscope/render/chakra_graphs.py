@@ -1,4 +1,4 @@
-"""A Chakra file as a graph for other programs: Graphviz, GraphML. Neither needs a program to be written."""
+"""A Chakra file as a graph for other programs: Graphviz, GraphML. Writing either needs no other package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_LABEL = 60
 
 
 class _Graph:
-    """Passes nodes on and keeps what their edges need: which there were, and on which they depend."""
+    """Passes nodes on and keeps what the edges need: which nodes exist, and what each depends on."""
 
     def __init__(self, excerpt: Excerpt) -> None:
         self._excerpt = excerpt
@@ -31,14 +31,14 @@ class _Graph:
             self._deps.append((node.id, node.ctrl_deps, node.data_deps))
 
     def missing(self) -> list[int]:
-        """Ids that are depended on but not in the file; of an excerpt nobody knows."""
+        """Ids that nodes depend on but that are not in the file; unknown for an excerpt."""
         if self._excerpt.is_cut:
             return []
         needed = {dep for _, ctrl, data in self._deps for dep in (*ctrl, *data)}
         return sorted(needed - self._ids)
 
     def edges(self) -> Iterator[tuple[int, int, str]]:
-        """From, to, and the kind; those that leave an excerpt are left out."""
+        """From, to, and the kind, without the edges that leave an excerpt."""
         for target, *lists in self._deps:
             for kind, deps in zip(("ctrl", "data"), lists, strict=True):
                 for source in deps:
@@ -46,7 +46,7 @@ class _Graph:
                         yield source, target, kind
 
     def note(self) -> str:
-        return f"the first {self._excerpt.limit:,} nodes; the file has more" if self._excerpt.is_cut else ""
+        return f"only the first {self._excerpt.limit:,} nodes; the file has more" if self._excerpt.is_cut else ""
 
 
 _COLORS = {

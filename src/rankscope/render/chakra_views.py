@@ -208,14 +208,14 @@ def summary_record(summary: Summary) -> dict[str, Any]:
 
 def summary_lines(summary: Summary, width: int | None) -> Iterator[str]:
     types = ", ".join(f"{name.removesuffix('_NODE')} {count:,}" for name, count in summary.types.items())
-    yield escape(f"{summary.path}: Chakra trace, schema {summary.version or 'not told'}")
+    yield escape(f"{summary.path}: Chakra trace, schema {summary.version or 'unknown'}")
     if summary.attributes:
-        told = (f"{name}={attribute.value!s}" for name, attribute in summary.attributes.items())
-        yield escape(f"  metadata      {', '.join(told)}")
+        metadata = (f"{name}={attribute.value!s}" for name, attribute in summary.attributes.items())
+        yield escape(f"  metadata      {', '.join(metadata)}")
     yield f"  nodes         {summary.n_nodes:,}" + (f": {types}" if types else "")
-    n_untold = summary.n_nodes - summary.n_host_nodes - summary.n_device_nodes
-    untold = f", {n_untold:,} do not say" if n_untold else ""
-    yield f"  where         {summary.n_host_nodes:,} on the host, {summary.n_device_nodes:,} on devices{untold}"
+    n_unplaced = summary.n_nodes - summary.n_host_nodes - summary.n_device_nodes
+    unplaced = f", {n_unplaced:,} unknown" if n_unplaced else ""
+    yield f"  where         {summary.n_host_nodes:,} on the host, {summary.n_device_nodes:,} on devices{unplaced}"
     yield f"  dependencies  {summary.n_ctrl_deps:,} control, {summary.n_data_deps:,} data"
     ends = f"{count_noun(summary.n_roots, 'root')}, {count_noun(summary.n_leaves, 'leaf', 'leaves')}"
     missing = f", {summary.n_missing:,} depended on but missing" if summary.n_missing else ""
@@ -224,7 +224,7 @@ def summary_lines(summary: Summary, width: int | None) -> Iterator[str]:
         without = f", {count_noun(summary.n_without_start, 'node')} without a start" if summary.n_without_start else ""
         yield f"  span          {format_duration((summary.end_us - summary.start_us) * 1000)}{without}"
     else:
-        yield "  span          not known: no node has a start time"
+        yield "  span          unknown: no node has a start time"
     yield from _transfer_lines(summary, width)
     yield from _first_lines(summary, width)
 
@@ -271,7 +271,7 @@ def _ids(ids: list[int], limit: int = 0) -> str:
 
 
 def node_lines(node: ChakraNode) -> Iterator[str]:
-    """All of a node."""
+    """Everything about one node."""
     yield escape(f"node {node.id}: {node.name}")
     rows: list[tuple[str, Any]] = [
         ("type", type_name(node.type)),

@@ -1,4 +1,4 @@
-"""What changed between two captures, for the terminal: the verdict first, then only what there is to tell."""
+"""What changed between two captures, for the terminal: the verdict first, then only what changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARTS = {
     "waiting": "waiting for members",
     "transfer": "moving data",
     "duration": "duration",
-    "arrival": "members join apart",
+    "arrival": "members join at different times",
 }
 _SOURCES = {"profiler": "profiler", "flight_recorder": "Flight Recorder", "metrics": "metrics"}
 
@@ -74,7 +74,7 @@ def _finding_lines(findings: Sequence[FindingChange], options: Options) -> Itera
 
 
 def finding_details(change: FindingChange) -> Iterator[str]:
-    """Where it is and was, what it costs and did, who is to blame and was."""
+    """Where it is and was, what it costs now and before, and which ranks cause it now and before."""
     here = change.location or change.old_location
     if here:
         moved = change.location and change.old_location and change.location.line != change.old_location.line
@@ -86,7 +86,7 @@ def finding_details(change: FindingChange) -> Iterator[str]:
         if change.old_cost_ns is not None and change.new_cost_ns is not None:
             yield f"cost: {precise(change.old_cost_ns)} -> {precise(change.new_cost_ns)}"
     if change.kind == "unchecked":
-        yield f"{'A' if change.is_in_new else 'B'} could not be checked for it: {change.why}"
+        yield f"{'A' if change.is_in_new else 'B'} could not be checked for this: {change.why}"
 
 
 def _who(ranks: tuple[int, ...]) -> str:
@@ -107,9 +107,10 @@ def time_sections(changes: Changes, show_all: bool) -> Iterator[Section]:
         yield Section(f"Step ({_SOURCES[step.source]})", ("", "step", "A", "B", "change", "noise"), _step_rows(step))
     parts = _told(changes.parts, show_all)
     if parts:
-        of = f"steps {format_ranks(step.slow_steps, 6)} of B" if step and step.slow_steps else "a step"
+        slow = step.slow_steps if step else ()
+        of = f"{'step' if len(slow) == 1 else 'steps'} {format_ranks(slow, 6)} of B" if slow else "a step"
         rows = [(time.kind, time.name, *_time_cells(time)) for time in parts]
-        yield Section(f"Where the time of {of} goes, per rank", heads, rows)
+        yield Section(f"Where the time goes in {of}, per rank", heads, rows)
     for source, title in _SOURCES.items():
         calls = [time for time in _told(changes.collectives, show_all) if time.source == source]
         if calls:
@@ -123,12 +124,12 @@ def time_sections(changes: Changes, show_all: bool) -> Iterator[Section]:
             (time.kind, _cut(time.name, show_all), *_time_cells(time), *([_counts(time)] if is_counted else []))
             for time in kernels
         ]
-        counted_heads = (*heads, "times a step") if is_counted else heads
+        counted_heads = (*heads, "times per step") if is_counted else heads
         yield Section(f"Kernels (per {_basis(kernels[0])})", counted_heads, rows)
 
 
 def compile_sections(changes: Changes, show_all: bool) -> Iterator[Section]:
-    """Times only where something came or went: compiling takes another time in every run."""
+    """Times only where something appeared or disappeared: compile times vary from run to run."""
     found = changes.compile
     if found is None:
         return
@@ -144,7 +145,7 @@ def other_sections(changes: Changes, show_all: bool) -> Iterator[Section]:
         yield Section("Metrics", ("", "name", "A", "B", "change", "noise"), [*map(_number_row, numbers)])
     if changes.setup:
         rows = [(change.name, change.old, change.new) for change in changes.setup]
-        yield Section("Made under other conditions", ("what", "A", "B"), rows)
+        yield Section("Differences in how they were recorded", ("what", "A", "B"), rows)
 
 
 def _told(times: Sequence[TimeChange], show_all: bool) -> list[TimeChange]:

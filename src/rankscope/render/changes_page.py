@@ -53,7 +53,7 @@ def _kind(kind: str) -> str:
 
 
 def _table(section: Section) -> str:
-    """The first rows are seen, the others unfold, without a script."""
+    """Shows the first rows; the others unfold without a script."""
     heads = "".join(f"<th>{text(head)}</th>" for head in section.heads)
     first, rest = section.rows[:ROWS_SHOWN], section.rows[ROWS_SHOWN:]
     shown = f'<h3>{text(section.title)}</h3><div class="wide">{_rows(heads, section, first)}</div>'

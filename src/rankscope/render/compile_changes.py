@@ -1,4 +1,4 @@
-"""What changed between two runs, for the terminal: the verdict, then what came and went, then the times."""
+"""What changed between two runs, for the terminal: the verdict, then what appeared and disappeared, then the times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.render.escape import escape
 from rankscope.render.plain_table import table_lines
 
 _MAX_ROWS = 20
-_PLURALS = {"graph break": "graph breaks", "reason to recompile": "reasons to recompile", "failure": "failures"}
+_PLURALS = {"graph break": "graph breaks", "recompile reason": "recompile reasons", "failure": "failures"}
 _WORTH_SHOWING_NS = 1_000_000  # less than that is noise in any compilation
 
 
@@ -35,7 +35,7 @@ def change_lines(changes: CompileChanges, width: int | None = None) -> Iterator[
 
 
 def change_sections(changes: CompileChanges) -> Iterator[Section]:
-    """Those that have something to tell."""
+    """The sections that have rows."""
     heads = ("", "where", "old", "new", "what")
     yield from _filled("Graph breaks", heads, [_change_row(one) for one in changes.graph_breaks])
     yield from _filled("Recompilations", heads, [_change_row(one) for one in changes.recompiles])
@@ -83,9 +83,9 @@ def change_verdict(changes: CompileChanges) -> str:
     if words:
         told = f"{'Worse' if changes.is_worse else 'Better'}: {', '.join(words)}."
     else:
-        told = "The same graph breaks, recompilations and failures."
+        told = "Same graph breaks, recompilations and failures."
     if not (changes.old.total_ns and changes.new.total_ns):
-        return f"{told} How long compiling takes is not in the logs: text of TORCH_LOGS has no times."
+        return f"{told} The logs do not say how long compiling took: TORCH_LOGS text has no times."
     times = f"{format_duration(changes.new.total_ns)} instead of {format_duration(changes.old.total_ns)}"
     return f"{told} Compiling takes {times}{' per rank' if len(changes.new.ranks) > 1 else ''}."
 
@@ -125,10 +125,10 @@ def _cache_rows(caches: Sequence[CacheChange]) -> list[tuple[str, ...]]:
 
 
 def _hit_rate(hits: int, misses: int, bypasses: int) -> str:
-    """`75 % (3 of 4)`, with what passed the cache by."""
+    """`75 % (3 of 4)`, with the number of bypasses."""
     asked = hits + misses
-    told = f"{100 * hits / asked:.0f} % ({hits} of {asked})" if asked else "not asked"
-    return f"{told}, {bypasses} passed by" if bypasses else told
+    told = f"{100 * hits / asked:.0f} % ({hits} of {asked})" if asked else "no lookups"
+    return f"{told}, {bypasses} bypassed" if bypasses else told
 
 
 def _time_rows(times: Sequence[TimeChange]) -> list[tuple[str, ...]]:

@@ -48,7 +48,7 @@ def write_database(
             _WRITERS[chosen](connection, tables, part, progress)
     except (OSError, Error) as error:
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise OutputError(f"cannot write {path}: {reason}", "choose a place with room that you may write to") from error
+        raise OutputError(f"cannot write {path}: {reason}", "choose a writable folder with free space") from error
     return {name: _scalar(connection, f"SELECT count(*) FROM {source}") for name, source in tables.items()}
 
 
@@ -172,7 +172,7 @@ def _columns(connection: DuckDBPyConnection, source: str) -> list[tuple[str, str
 
 
 def _finite_rows(connection: DuckDBPyConnection, source: str) -> str:
-    """JSON knows neither NaN nor infinity: they are null."""
+    """JSON has neither NaN nor infinity: they become null."""
     floats = [quote_name(name) for name, kind in _columns(connection, source) if kind in ("FLOAT", "DOUBLE")]
     finite = ", ".join(f"CASE WHEN isfinite({name}) THEN {name} END AS {name}" for name in floats)
     return f"SELECT *{f' REPLACE ({finite})' if finite else ''} FROM {source}"

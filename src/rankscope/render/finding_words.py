@@ -1,4 +1,4 @@
-"""What is said of a capture and of a finding, in the same words wherever it is shown."""
+"""The words for a capture and for a finding, the same in the terminal, on the page and in a notebook."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SOURCE_NOUNS = {
     "manifest": "manifest",
     "desync": "desync report",
 }
-MAX_NAMED_CHECKS = 4
-MAX_REASONS = 2
 MAX_HEADLINE = 400
+MAX_WORLDS = 8
+_ROLES = ("culprit", "peers", "waiting")  # labels of stacks that do not name ranks
 
 
 # The capture
@@ -44,11 +44,20 @@ def sources_phrase(capture: Capture) -> str:
     return ", ".join(named) or "no trace"
 
 
-def capture_parts(capture: Capture) -> list[str]:
-    """Ranks, hosts, groups, calls, steps, devices and the time span, as far as they are known."""
+def ranks_part(capture: Capture) -> str:
     n_ranks = len(capture.ranks)
     of_world = f"{n_ranks:,} of " if n_ranks < capture.world_size else ""
-    parts = [of_world + count_noun(max(n_ranks, capture.world_size), "rank")]
+    return of_world + count_noun(max(n_ranks, capture.world_size), "rank")
+
+
+def time_part(capture: Capture) -> list[str]:
+    known = capture.first_ns is not None and capture.last_ns is not None
+    return [time_span(capture.first_ns or 0, capture.last_ns or 0)] if known else []
+
+
+def capture_parts(capture: Capture) -> list[str]:
+    """Ranks, hosts, groups, calls, steps, devices and the time span, if known."""
+    parts = [ranks_part(capture)]
     if capture.hosts:
         parts.append(count_noun(len(capture.hosts), "host"))
     if capture.n_groups:
@@ -59,34 +68,33 @@ def capture_parts(capture: Capture) -> list[str]:
         parts.append(f"{count_noun(capture.n_steps, 'step')} of {format_duration(capture.step_ns)}")
     if capture.devices:
         parts.append(" and ".join(capture.devices[:2]))
-    if capture.first_ns is not None and capture.last_ns is not None:
-        parts.append(time_span(capture.first_ns, capture.last_ns))
-    return parts
+    return parts + time_part(capture)
+
+
+def worlds_parts(capture: Capture) -> list[str]:
+    """`trainer (2 ranks, 19 calls)`, one per world."""
+    sizes = [max(len(world.ranks), world.world_size) for world in capture.worlds]
+    listed = [
+        f"{world.name} ({count_noun(size, 'rank')}, {count_noun(world.n_calls, 'call')})"
+        for world, size in zip(capture.worlds[:MAX_WORLDS], sizes, strict=False)
+    ]
+    n_more = len(capture.worlds) - len(listed)
+    return [*listed, f"{n_more:,} more"] if n_more else listed
 
 
 def time_span(first_ns: int, last_ns: int) -> str:
     first, last = (datetime.fromtimestamp(ns // 10**9, timezone.utc) for ns in (first_ns, last_ns))
+    if first == last:
+        return f"{first:%Y-%m-%d %H:%M:%S} UTC"
     end_format = "%H:%M:%S" if first.date() == last.date() else "%Y-%m-%d %H:%M:%S"
     return f"{first:%Y-%m-%d %H:%M:%S} to {last:{end_format}} UTC"
 
 
-def skipped_phrase(checks: tuple[Check, ...], show_all: bool) -> str:
-    """By reason, that of most rules first. A whole family of rules, which another kind of trace would need, is
-    counted, not listed, and so are those with rarer reasons."""
+def skipped_phrases(checks: tuple[Check, ...]) -> list[str]:
+    """The rules that were not checked, by reason, the most common reason first."""
     by_reason = skipped_by_reason(checks)
     reasons = sorted(by_reason, key=lambda why: -len(by_reason[why]))
-    n_shown = len(reasons) if show_all or len(reasons) <= MAX_REASONS + 1 else MAX_REASONS
-    said = []
-    for why in reasons[:n_shown]:
-        rules = by_reason[why]
-        named = ", ".join(rules) if show_all or len(rules) <= MAX_NAMED_CHECKS else f"{len(rules)} rules"
-        said.append(named + (f" ({why})" if why else ""))
-    n_more = sum(len(by_reason[why]) for why in reasons[n_shown:])
-    if n_more:
-        said.append(
-            f"{count_noun(n_more, 'more rule')} for {count_noun(len(reasons) - n_shown, 'other reason')} (--all)"
-        )
-    return "; ".join(said)
+    return [", ".join(by_reason[why]) + (f" ({why})" if why else "") for why in reasons]
 
 
 def skipped_by_reason(checks: tuple[Check, ...]) -> dict[str, list[str]]:
@@ -98,9 +106,17 @@ def skipped_by_reason(checks: tuple[Check, ...]) -> dict[str, list[str]]:
 
 
 def found_counts(report: Report) -> list[str]:
-    """1 error, 2 warnings, ...: without what there is none of."""
+    """1 error, 2 warnings, 3 notes: severities without findings are left out."""
     counts = [(severity, report.count(severity)) for severity in SEVERITIES]
-    return [count_noun(n, severity, "info" if severity == "info" else "") for severity, n in counts if n]
+    return [count_noun(n, "note" if severity == "info" else severity) for severity, n in counts if n]
+
+
+def found_phrase(report: Report, *remarks: str) -> str:
+    """`Found 1 error, 2 notes`, or `No problems found`, with the remarks in brackets."""
+    counts = found_counts(report)
+    has_problems = bool(report.count("error") or report.count("warning"))
+    inside = "; ".join(filter(None, ("" if has_problems else ", ".join(counts), *remarks)))
+    return (f"Found {', '.join(counts)}" if has_problems else "No problems found") + (f" ({inside})" if inside else "")
 
 
 # A finding
@@ -145,13 +161,21 @@ def peers_phrase(finding: Finding) -> str:
                 return side.label or ranks_phrase(side.ranks)
     for stack in finding.evidence.stacks:
         if stack.frames and finding.peer_location in stack.frames and culprits.isdisjoint(stack.ranks):
-            return stack.label or ranks_phrase(stack.ranks)
+            return stack_owners(stack)
     others = tuple(rank for rank in finding.group.ranks if rank not in culprits) if finding.group else ()
     return ranks_phrase(others) if others else ""
 
 
+def stack_owners(stack: StackGroup) -> str:
+    """Which ranks have the stack, by number: a label such as `waiting` says only what they do."""
+    ranks = ranks_phrase(stack.ranks)
+    if stack.label in _ROLES:
+        return f"{ranks}, {stack.label}" if stack.label == "waiting" else ranks
+    return stack.label or ranks
+
+
 def merged_stacks(stacks: tuple[StackGroup, ...]) -> list[StackGroup]:
-    """Ranks that stand at the same place are one entry, however the evidence listed them."""
+    """Ranks with the same stack become one entry, however the evidence listed them."""
     merged: dict[tuple[Location, ...], StackGroup] = {}
     for stack in stacks:
         known = merged.get(stack.frames)
@@ -163,12 +187,10 @@ def merged_stacks(stacks: tuple[StackGroup, ...]) -> list[StackGroup]:
 
 
 def remarks_of(finding: Finding) -> list[tuple[str, str]]:
-    """What is known and what to do, each with its label: certain, likely, help or note."""
+    """What to do and what is known, each with its label: help, certain, likely or note."""
     evidence = finding.evidence
-    remarks = [("certain", text) for text in evidence.certain]
+    remarks = [("help", finding.help)] if finding.help else []
+    remarks += [("certain", text) for text in evidence.certain]
     remarks += [("likely", text) for text in evidence.likely]
-    remarks += [("help", finding.help)] if finding.help else []
     remarks += [("note", text) for text in evidence.notes]
-    if finding.certainty != "certain":
-        remarks.append(("note", f"this verdict is {finding.certainty}, not certain"))
     return remarks

@@ -21,14 +21,14 @@ _SIGNATURE = ("op", "input_sizes", "output_sizes", "input_dtypes", "output_dtype
 
 
 class Unfinished(msgspec.Struct, frozen=True):
-    """The oldest collective of a group that has not ended on all its ranks; failing that, the oldest transfer."""
+    """The oldest collective of a group that is unfinished on some rank; without one, the oldest unfinished transfer."""
 
     seq: int
     op: str
     missing: tuple[int, ...]
     """Ranks that certainly have not joined."""
     unknown: tuple[int, ...]
-    """Ranks of which it is not known, mostly for want of a dump."""
+    """Ranks without data, mostly because they left no dump."""
     waiting: tuple[int, ...] = ()
     """Ranks that joined and have not completed it."""
     p2p: bool = False
@@ -43,7 +43,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
     n_collectives: int
     n_done: int
     n_inferred: int
-    """Those done of which some rank did not record the end: its peers, or later calls, tell it."""
+    """Those that some rank did not record as completed: its peers or later calls show that they are done."""
     n_mismatched: int
     n_transfers: int
     n_transfers_done: int
@@ -56,7 +56,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
 
 
 class MismatchSide(msgspec.Struct, frozen=True):
-    """Ranks that made the same call where others made another one."""
+    """Ranks that made the same call where others made a different one."""
 
     ranks: tuple[int, ...]
     call: str
@@ -204,7 +204,7 @@ def _sides(trace: Trace, rows: Sequence[int]) -> tuple[MismatchSide, ...]:
 
 
 def _untyped_with_peers(by_key: dict[tuple[str, ...], list[int]]) -> list[list[int]]:
-    """Calls whose dump records no type stand with the largest side of the same operation and sizes."""
+    """Calls whose dump records no dtype join the largest side with the same operation and sizes."""
     sides = dict(by_key)
     for key in [key for key in by_key if key[3:] == ("[]", "[]")]:
         fitting = [other for other in sides if other != key and other[:3] == key[:3]]
@@ -240,13 +240,13 @@ def completion_notes(trace: Trace, calls: Array) -> list[str]:
     notes = []
     backends, unrecorded = table.text("backend"), ends_unrecorded(table)[calls]
     if (is_done & inferred & ~unrecorded).any():
-        notes.append("done (inferred): the rank did not record the end; its peers, or later calls, tell that it ended")
+        notes.append("done (inferred): the rank did not record the end; its peers or later calls show that it is done")
     for code in np.unique(backends.codes[calls[is_done & unrecorded]]).tolist():
         who = backends.values[code] or "this backend"
-        notes.append(f"done (inferred): {who} does not record whether calls complete; all ranks have made the call")
+        notes.append(f"done (inferred): {who} does not record whether calls complete; all ranks made the call")
     silent = np.unique(backends.codes[calls[is_done & ~inferred & ~completed]])
     names = sorted(backends.values[code] or "this backend" for code in silent.tolist())
-    without_end = "leaves calls in the state `scheduled`: done means retired, which a failed call is too"
+    without_end = "leaves calls in the state `scheduled`: done means retired, which includes failed calls"
     return [*notes, *(f"{name} {without_end}" for name in names)]
 
 
@@ -254,7 +254,7 @@ def completion_notes(trace: Trace, calls: Array) -> list[str]:
 
 
 def status_lines(statuses: Sequence[GroupStatus], show_all: bool, width: int | None) -> Iterator[str]:
-    """One line per group. Of many groups only those with something to tell, unless all are wanted."""
+    """One line per group; of many groups, only the unfinished ones unless `show_all`."""
     listed = [status for status in statuses if not status.is_in_order]
     if show_all or len(statuses) <= MAX_GROUPS:
         listed = list(statuses)
@@ -282,7 +282,7 @@ def _unfinished_text(unfinished: Unfinished | None, size: int) -> str:
     if unfinished is None:
         return ""
     absent = [f"not joined by {ranks_phrase(unfinished.missing)}"] if unfinished.missing else []
-    absent += [f"nothing known of {ranks_phrase(unfinished.unknown)}"] if unfinished.unknown else []
+    absent += [f"no data from {ranks_phrase(unfinished.unknown)}"] if unfinished.unknown else []
     number = f"p2p {unfinished.seq}" if unfinished.p2p else unfinished.seq
     if not absent:
         is_partial = 0 < len(unfinished.waiting) < size

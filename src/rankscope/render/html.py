@@ -35,7 +35,7 @@ def asset(name: str) -> str:
 
 
 def digest(content: str) -> str:
-    """How a page's policy names a style or script that may stand in it."""
+    """How a page's policy names a style or script that it allows."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
 
 
@@ -43,7 +43,7 @@ def digest(content: str) -> str:
 def page_frame(
     title: str, styles: Sequence[str] = ("page.css",), scripts: Sequence[str] = (), may_ask: bool = False
 ) -> tuple[str, str]:
-    """What stands before and behind the body. `styles` and `scripts` name assets; they stand in the page itself,
+    """The HTML before and after the body. `styles` and `scripts` name assets; they are part of the page itself,
     and the page's policy allows these and nothing else. Both must be tuples. One that `may_ask` can load data from
     the server that it came from."""
     style = "\n".join(map(asset, styles))

@@ -57,12 +57,12 @@ def table(later: Later, name: str, columns: Sequence[Column], rows: Sequence[str
 
 
 def blocks(later: Later, name: str, items: Sequence[str], n_shown: int = ROWS_SHOWN) -> str:
-    """Items that are no rows: each is one element."""
+    """Items that are not rows: each is one element."""
     return listed(later, "div", name, items, n_shown) if items else ""
 
 
 def listed(later: Later, tag: str, name: str, items: Sequence[str], n_shown: int) -> str:
-    """An element that holds the items; those beyond `n_shown` come when asked for."""
+    """An element that holds the items; those beyond `n_shown` are added on demand."""
     n_later = len(items) - n_shown
     if n_later > 0:
         later.lists[name] = list(items[n_shown:])
@@ -76,7 +76,7 @@ def row(cells: Sequence[str], anchor: str = "") -> str:
 
 
 def without_empty(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> tuple[list[Column], list[list[str]]]:
-    """Columns of numbers that say nothing in any row are left out; the rows are lists of cells."""
+    """Leaves out columns of numbers that are empty in every row; the rows are lists of cells."""
     kept = [
         position
         for position, column in enumerate(columns)
@@ -93,7 +93,7 @@ def cell(content: str, value: float | None = None, kind: str = "") -> str:
 
 
 def fold(summary: str, body: str, *, later: Later | None = None, is_open: bool = False, kind: str = "") -> str:
-    """What can be opened; both texts are HTML. With `later` the body is put in when it is opened first."""
+    """A fold; both texts are HTML. With `later` the body is added when it is first opened."""
     if later is None:
         return f"<details{_class(kind)}{' open' if is_open else ''}><summary>{summary}</summary>{body}</details>"
     later.folds.append(body)
@@ -107,7 +107,7 @@ def link(path: str, content: str, title: str = "") -> str:
 
 
 def outer_link(url: str, content: str) -> str:
-    """To a place that a log names. Nothing but a web address becomes a link: `javascript:` would run in the page."""
+    """To an address from a log. Only a web address becomes a link: `javascript:` would run in the page."""
     if not url.startswith(("https://", "http://")):
         return content
     return f'<a href="{text(url)}" rel="noreferrer noopener">{content}</a>'

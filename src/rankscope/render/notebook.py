@@ -1,6 +1,6 @@
-"""What reports, traces and tables show of themselves in a notebook: a piece of HTML that needs no script and no file.
+"""How reports, traces and tables look in a notebook: HTML that needs no script and no file.
 
-It wears the style of the pages, confined to its own element: a notebook has a style of its own, and many such pieces.
+It has the style of the pages, confined to its own element: the notebook has its own style, and many such elements.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankscope.model.finding import Report, count_noun
 from rankscope.model.tables import MISSING, SCHEMA, Column, Table, Trace
 from rankscope.render.cards import Cards, skipped_checks
 from rankscope.render.escape import cut_short
-from rankscope.render.finding_words import capture_parts, found_counts, sources_phrase
+from rankscope.render.finding_words import capture_parts, found_phrase, sources_phrase
 from rankscope.render.html import asset, text
 from rankscope.render.listing import fold
 
@@ -56,7 +56,7 @@ def _report_parts(report: Report) -> Iterator[str]:
     capture = report.capture
     yield f'<p class="kicker">{text(sources_phrase(capture))} from {text(", ".join(capture.paths))}</p>'
     yield f'<p class="kicker">{text(", ".join(capture_parts(capture)))}</p>'
-    yield f"<p><b>Found {text(', '.join(found_counts(report)) or 'no problem')}.</b></p>"
+    yield f"<p><b>{text(found_phrase(report))}.</b></p>"
     cards = Cards(base=os.getcwd())
     for number, finding in enumerate(report.findings):
         yield cards.card(f"rankscope-{number}", finding, is_open=number < MAX_OPEN_FINDINGS)
@@ -73,11 +73,11 @@ def _trace_parts(trace: Trace) -> Iterator[str]:
         f'<tr><th scope="row">{text(name)}</th><td class="num">{n_rows:,}</td><td>{text(SCHEMA[name].doc)}</td></tr>'
         for name, n_rows in held.items()
     )
-    head = '<tr><th scope="col">table</th><th scope="col" class="num">rows</th><th scope="col">what it holds</th></tr>'
+    head = '<tr><th scope="col">table</th><th scope="col" class="num">rows</th><th scope="col">contents</th></tr>'
     yield f'<div class="wide"><table><thead>{head}</thead><tbody>{"".join(rows)}</tbody></table></div>'
     waiting = [name for name in SCHEMA if name in trace.makers and name not in trace.tables]
     if waiting:
-        yield fold(f"{count_noun(len(waiting), 'table')} made when asked for", text(", ".join(waiting)), kind="checks")
+        yield fold(f"{count_noun(len(waiting), 'table')} created on demand", text(", ".join(waiting)), kind="checks")
 
 
 def _table_parts(table: Table) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Every call of every rank, side by side: one row per logical call, one column per rank or per set of equal ranks.
 
 Groups that play the same part (the 32 tensor-parallel pairs of a job) share their rows, so that ranks which do the
-same in different groups become one column, and a rank that strays stands alone.
+same in different groups become one column, and a rank that differs gets its own column.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ class CellTexts:
         self._made: dict[tuple[int, int], str] = {}
 
     def of(self, code: int, ranks: tuple[int, ...]) -> str:
-        """In a column of several ranks the other side of a transfer is told by its distance."""
+        """In a column of several ranks the other side of a transfer is shown by its distance."""
         whose = ranks[0] if len(ranks) == 1 else MISSING
         if (code, whose) not in self._made:
             self._made[code, whose] = self._make(self._examples[code], whose)

@@ -1,44 +1,41 @@
-"""The line of code behind a location, when the file is at hand. The path comes from a trace: nothing here trusts it."""
+"""How paths are shown: relative to where the user is."""
 
 from __future__ import annotations
 
 import os
-import stat
-from functools import lru_cache
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from rankscope.model.finding import Location
-
-SUFFIXES = (".py", ".pyx", ".pyi")
-MAX_BYTES = 5_000_000
+_INSTALLED = re.compile(r".*/(?:site-packages|dist-packages)/(?=.)", re.DOTALL)
+_STANDARD_LIBRARY = re.compile(r".*/lib(?:64)?/python\d[^/]*/(?=.)", re.DOTALL)
 
 
-def shown_path(path: str, base: str) -> str:
-    """Relative to `base` where it lies below it."""
-    below = base.rstrip(os.sep) + os.sep
-    return path[len(below) :] if base and path.startswith(below) and path != below else path
+def shown_path(path: str, *folders: str) -> str:
+    """`package/file.py` for installed code, else relative to the first of `folders` that it lies below."""
+    installed = _INSTALLED.match(path) or _STANDARD_LIBRARY.match(path)
+    if installed:
+        return path[installed.end() :]
+    return next((path[len(folder.rstrip(os.sep)) + 1 :] for folder in folders if _is_below(path, folder)), path)
 
 
-def source_line(location: Location, base: str = "") -> str | None:
-    """The line without its line end; None when the file is absent, unfit, too short or blank there."""
-    lines = _file_lines(os.path.join(base, location.file))
-    if not 1 <= location.line <= len(lines):
-        return None
-    return lines[location.line - 1].expandtabs(4).rstrip() or None
+def package_of(path: str) -> str:
+    """The installed package that a file belongs to; "" for the user's own code."""
+    installed = _INSTALLED.match(path)
+    if installed:
+        return path[installed.end() :].partition("/")[0].removesuffix(".py")
+    return "Python" if _STANDARD_LIBRARY.match(path) or path.startswith("<") else ""
 
 
-@lru_cache(maxsize=64)
-def _file_lines(path: str) -> tuple[str, ...]:
-    if not path.endswith(SUFFIXES):
-        return ()
-    try:
-        status = os.stat(path)
-        # A named pipe or a device would block or never end.
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            return ()
-        with open(path, encoding="utf-8", errors="replace") as file:
-            # Not splitlines(): it also breaks at form feeds, which Python does not count as line ends.
-            return tuple(file.read().split("\n"))
-    except (OSError, ValueError):  # ValueError: a NUL or a lone surrogate in the path
-        return ()
+def common_folder(paths: Iterable[str], base: str) -> str:
+    """The deepest folder that holds all of the user's code, apart from what lies below `base`; "" if there is none."""
+    folders = {
+        os.path.dirname(path)
+        for path in paths
+        if path.startswith(os.sep) and not package_of(path) and not _is_below(path, base)
+    }
+    return os.path.commonpath(folders).rstrip(os.sep) if folders else ""
+
+
+def _is_below(path: str, folder: str) -> bool:
+    below = folder.rstrip(os.sep) + os.sep
+    return bool(folder) and path.startswith(below) and path != below

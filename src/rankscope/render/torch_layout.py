@@ -65,7 +65,7 @@ class _Builder:
     # Groups
 
     def _groups(self) -> tuple[list[Group], list[Membership]]:
-        """As the dumps describe them, rank by rank; then those that only their use tells of."""
+        """As the dumps describe them, rank by rank; then those known only from their calls."""
         config = self._trace.table("group_config")
         described = sorted(config.rows(), key=lambda row: int(row["rank"]))
         found = {
@@ -197,7 +197,7 @@ class _Builder:
 
     @cached_property
     def _last_joined(self) -> dict[int, dict[int, int]]:
-        """Per group, how far each rank of which that is known has come."""
+        """Per group, how far each rank came, where known."""
         table = self._trace.table("group_progress")
         names = ("group_id", "rank", "last_seq", "known")
         found: dict[int, dict[int, int]] = {}

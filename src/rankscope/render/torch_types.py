@@ -1,7 +1,7 @@
 """The row types of torch's analyzer of dumps, by name only: torch itself is not imported.
 
 A pickle refers to a class by its module and name. These classes stand in for torch's while rows are made; in the file
-they carry torch's module, so that whoever loads it with torch installed gets torch's own.
+they carry torch's module, so that loading it with torch installed yields torch's own.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def whole_file(path: str) -> Iterator[str]:
         yield part
         os.replace(part, path)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}", "choose a folder that you may write to") from error
+        raise OutputError(f"cannot write {path}: {error.strerror}", "choose a folder you can write to") from error
     finally:
         if os.path.lexists(part):
             os.unlink(part)

@@ -11,10 +11,11 @@ from rankscope.simulate.compile_log import LogBuilder, Site
 from rankscope.simulate.sites import EXAMPLE, Statement, line_of
 
 COMPILE_FAULT_HELP = {
-    "recompiles": "torch.compile: a Python number that changes makes it compile anew, until the limit",
-    "graph-break": "torch.compile: a print in the model breaks its graph",
-    "odd-graph": "torch.compile: one rank gets batches of another size and compiles another graph",
+    "recompiles": "a Python number that changes makes torch.compile recompile until it hits the limit",
+    "graph-break": "a print in the model causes a graph break",
+    "odd-graph": "one rank gets batches of a different size and compiles a different graph",
 }
+HEALTHY_COMPILE = "healthy-compile"
 _FILE = str(EXAMPLE / "scoring.py")
 _LIMIT = 8
 _BATCH, _OTHER_BATCH, _WIDTH = 32, 24, 128
@@ -56,12 +57,14 @@ def simulate_compiling(n_ranks: int, fault: str, rank: int | None = None, seed: 
 
 
 def _truth(fault: str, n_ranks: int, odd: int) -> CompileTruth:
-    everybody = tuple(range(n_ranks))
+    all_ranks = tuple(range(n_ranks))
+    if fault == HEALTHY_COMPILE:
+        return CompileTruth("", (), "Nothing is wrong with this job: each rank compiled its model once.")
     if fault == "recompiles":
         note = f"All ranks compiled the model {_LIMIT} times, once for each temperature, and gave up."
-        return CompileTruth("C401", everybody, note)
+        return CompileTruth("C401", all_ranks, note)
     if fault == "graph-break":
-        return CompileTruth("C404", everybody, "The print in the model breaks its graph on all ranks.")
+        return CompileTruth("C404", all_ranks, "The print in the model breaks its graph on all ranks.")
     return CompileTruth("C411", (odd,), f"Rank {odd} alone got a batch of {_OTHER_BATCH} and compiled for it as well.")
 
 

@@ -95,7 +95,7 @@ class LogBuilder:
         return self
 
     def string(self, text: str) -> int:
-        """The number of a file name, told to the log on first use."""
+        """The number of a file name, added to the log on first use."""
         if text not in self.strings:
             self.strings[text] = len(self.strings)
             self.record("str", [text, self.strings[text]])

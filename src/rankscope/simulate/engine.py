@@ -1,4 +1,4 @@
-"""Runs the ranks' programs against each other until all have finished or nobody can go on.
+"""Runs the ranks' programs against each other until all have finished or none can continue.
 
 Every rank has a CPU that enqueues calls and a device that works them off strictly in that order. A collective runs once
 it is at the head of every member's queue; a transfer runs once both ends are. The times follow from these dependencies
@@ -17,6 +17,7 @@ from rankscope.simulate.program import Call, Job, Program
 
 EPOCH_NS = 1_768_485_720_000_000_000  # 2026-01-15T14:02:00Z
 STEP_NS = 200_000_000
+RESTART_NS = 3_000_000_000
 _JITTER = 0.1
 
 
@@ -30,8 +31,16 @@ class Disturbance:
     """Ranks that never make the call with this index, nor any later one."""
     delays: dict[int, dict[int, int]] = field(default_factory=dict)
     """For single ranks extra CPU time in ns before the call with that index."""
-    stalled: tuple[Group, int] | None = None
-    """A collective, by group and sequence number, that starts and never finishes."""
+    stalled: frozenset[tuple[Group, int]] = frozenset()
+    """Collectives, by group and sequence number, that start and never finish."""
+
+    def joined_with(self, other: Disturbance) -> Disturbance:
+        return Disturbance(
+            {**self.programs, **other.programs},
+            {**self.stops, **other.stops},
+            {**self.delays, **other.delays},
+            self.stalled | other.stalled,
+        )
 
 
 class RankRun:
@@ -42,8 +51,10 @@ class RankRun:
         "calls",
         "cpu_ns",
         "created_ns",
+        "descs",
         "done_ns",
         "n_to_make",
+        "restarts",
         "sync_before",
         "transfers_done_ns",
         "transfers_left",
@@ -52,7 +63,10 @@ class RankRun:
     def __init__(self, program: Program, stop: int | None) -> None:
         self.calls = program.calls()
         self.n_to_make = len(self.calls) if stop is None else stop
-        self.sync_before = frozenset(program.step_starts())
+        starts = program.step_starts()
+        self.sync_before = frozenset(starts)
+        self.restarts = frozenset(starts[step] for step in program.restarts)
+        self.descs = program.descs
         self.created_ns = array("q")
         self.arrived_ns = array("q")
         self.done_ns = array("q")
@@ -149,6 +163,8 @@ class _Engine:
             if needed > 0 and done[needed - 1] > rank.cpu_ns:
                 rank.cpu_ns = done[needed - 1]
             rank.cpu_ns += int(self.cpu_ns[number] * (1 - _JITTER + 2 * _JITTER * self.random.random()))
+            if index in rank.restarts:
+                rank.cpu_ns += RESTART_NS
             if delays:
                 rank.cpu_ns += delays.get(index, 0)
             created.append(rank.cpu_ns)
@@ -161,7 +177,7 @@ class _Engine:
         meetings = self.collectives.setdefault(group, {})
         meeting = meetings.get(seq)
         if meeting is None:
-            meeting = meetings[seq] = _Meeting(call, len(group.ranks), broken=self.stalled == (group, seq))
+            meeting = meetings[seq] = _Meeting(call, len(group.ranks), broken=(group, seq) in self.stalled)
         elif meeting.call is not call and not meeting.call.is_compatible(call):
             meeting.broken = True
         meeting.n_missing -= 1

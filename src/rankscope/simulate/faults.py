@@ -1,97 +1,66 @@
-"""Puts a fault into a job, and says what the right verdict is.
+"""Puts faults into a job, and says what the right verdict is.
 
 A fault is tried at places drawn from the seed until one is found where it really shows, because some places hide it:
-a call that is left out at the end of a row of equal ones leaves no trace of its own. Places where two verdicts would
-explain the dumps equally well are left out too, since there would be no truth to check against.
+a call that is left out at the end of a row of equal ones leaves no trace of its own. Several faults strike in the same
+step, in groups that share no rank: a later one would be hidden behind the first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from random import Random
 
 from rankscope.errors import UsageError
-from rankscope.simulate.engine import Disturbance, RankRun, Run, run_job
-from rankscope.simulate.groups import Group
-from rankscope.simulate.program import Call, Job, Program
-from rankscope.simulate.sites import Site
+from rankscope.simulate.engine import Disturbance, Run, run_job
+from rankscope.simulate.places import Place, draw_places
+from rankscope.simulate.planners import PLANNERS, Attempt
+from rankscope.simulate.program import Job
 from rankscope.simulate.spec import Fault, Truth
 
-LATE_NS = 80_000_000
-_DRAWS = 50
-_OTHER_DTYPE = {"BFloat16": "Half", "Float": "Double"}
+_SETS = 40
+_NEEDS = {
+    "p2p": " (it needs pp > 1)",
+    "node": " (it needs more than one host)",
+    "groups": " (it needs experts, and dp > 2)",
+}
 
 
-@dataclass(frozen=True)
-class Place:
-    """A call of one rank, before anything happened to it."""
-
-    job: Job
-    rank: int
-    step: int
-    index: int
-    """Within the step."""
-
-    @property
-    def program(self) -> Program:
-        return self.job.programs[self.rank]
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        return self.program.steps[self.step]
-
-    @property
-    def call(self) -> Call:
-        return self.calls[self.index]
-
-    @property
-    def flat_index(self) -> int:
-        return self.program.step_starts()[self.step] + self.index
-
-    @property
-    def position(self) -> int:
-        """How many collectives on the same group the rank made before."""
-        return sum(
-            call.group is self.call.group and not call.transfers for call in self.program.calls()[: self.flat_index]
-        )
-
-    def replace_calls(self, n_calls: int, *calls: Call) -> Program:
-        """The rank's program with the next n_calls replaced."""
-        step = (*self.calls[: self.index], *calls, *self.calls[self.index + n_calls :])
-        return self.program.with_step(self.step, step)
-
-    def changes(self, program: Program) -> Disturbance:
-        return Disturbance(programs={self.rank: program})
-
-
-@dataclass(frozen=True)
-class Attempt:
-    disturbance: Disturbance
-    judge: Callable[[Run], Truth | None]
-    """Reads the truth off the run; None if the fault does not show at this place."""
-
-
-def inject_fault(job: Job, fault: Fault | None) -> tuple[Run, Truth]:
-    if fault is None:
+def inject_faults(job: Job, faults: Sequence[Fault]) -> tuple[Run, tuple[Truth, ...]]:
+    if not faults:
         run = run_job(job, Disturbance())
         if run.is_hung:
             raise AssertionError("the simulated program deadlocks without a fault")
-        return run, Truth(None, (), "", "", None, None, "Nothing is wrong with this job.")
-    _check_request(job, fault)
-    for place in _draw_places(job, fault):
-        attempt = _PLANNERS[fault.kind](place)
-        if attempt is None:
-            continue
-        run = run_job(job, attempt.disturbance)
-        truth = attempt.judge(run)
-        if truth is not None:
-            return run, truth
+        return run, (Truth(None, (), "", "", None, None, "This job is healthy."),)
+    for fault in faults:
+        _check_request(job, fault)
+    for attempts in _draw_attempts(job, faults):
+        disturbance = Disturbance()
+        for attempt in attempts:
+            disturbance = disturbance.joined_with(attempt.disturbance)
+        run = run_job(job, disturbance)
+        truths = [truth for truth in (attempt.judge(run) for attempt in attempts) if truth is not None]
+        if len(truths) == len(faults) and _are_apart(job, truths):
+            return run, tuple(truths)
+    kinds = " and ".join(repr(fault.kind) for fault in faults)
+    has = f"the fault {kinds} has no place" if len(faults) == 1 else f"the faults {kinds} have no places"
     raise UsageError(
-        f"the fault {fault.kind!r} has no place in this job where it would show",
-        "try another rank or step, or a mesh with more of the parallel dimensions"
-        + (" (it needs pp > 1)" if fault.kind == "p2p" else ""),
+        f"{has} in this job where {'it' if len(faults) == 1 else 'each of them'} would show",
+        "try another rank or step, or a mesh with more parallel dimensions"
+        + "".join(dict.fromkeys(_NEEDS.get(fault.kind, "") for fault in faults)),
     )
+
+
+def members_around(job: Job, truth: Truth) -> set[int]:
+    """The culprits' groups of the kind in which the fault struck."""
+    groups = job.generations[-1]
+    return {
+        member
+        for rank in truth.ranks
+        for group in groups.of_rank[rank]
+        if group.desc == truth.group_desc
+        for member in group.ranks
+    }
 
 
 def _check_request(job: Job, fault: Fault) -> None:
@@ -100,285 +69,45 @@ def _check_request(job: Job, fault: Fault) -> None:
             raise UsageError(f"the job has no {name} {value}", f"choose a {name} from 0 to {size - 1}")
 
 
-def _draw_places(job: Job, fault: Fault) -> Iterator[Place]:
-    """All calls of some ranks and steps, in random order."""
-    random = Random(f"{job.spec.seed} {fault.kind}")
-    for _ in range(_DRAWS):
-        rank = random.randrange(job.spec.mesh.world) if fault.rank is None else fault.rank
-        step = random.randrange(job.spec.steps) if fault.step is None else fault.step
-        # Line by line: drawn one by one, the many calls in the layers would crowd out all others.
-        by_site: dict[Site, list[int]] = {}
-        for index, call in enumerate(job.programs[rank].steps[step]):
-            by_site.setdefault(call.site, []).append(index)
-        rows = list(by_site.values())
-        random.shuffle(rows)
-        for row in rows:
-            random.shuffle(row)
-            yield from (Place(job, rank, step, index) for index in row)
-
-
-def _has_reference(place: Place, group: Group) -> bool:
-    """Whether a majority, a sibling group or an earlier step shows which of the group's members is the odd one."""
-    return len(group.ranks) > 2 or place.job.groups.n_with_desc[group.desc] > 1 or place.step > 0
-
-
-def _where(place: Place) -> str:
-    call = place.call
-    return f"{call.op} on {call.group.desc} in step {place.step} ({call.site.location[2]})"
-
-
-# --- a rank that goes away
-
-
-def _plan_lost(place: Place) -> Attempt:
-    return _plan_stop(place, "rank-lost", "died")
-
-
-def _plan_stuck(place: Place) -> Attempt:
-    return _plan_stop(place, "rank-stuck", "stopped in Python")
-
-
-def _plan_stop(place: Place, rule: str, verb: str) -> Attempt:
-    def judge(run: Run) -> Truth | None:
-        waiting = _first_waiting_for(place, run)
-        if waiting is None:
-            return None
-        made = place.flat_index
-        last_site = place.program.calls()[made - 1].site if made and rule == "rank-stuck" else None
-        return Truth(
-            rule,
-            (place.rank,),
-            waiting.group.desc,
-            waiting.op,
-            last_site.location if last_site else None,
-            waiting.site.location,
-            f"Rank {place.rank} {verb} before its {_where(place)}.",
-        )
-
-    return Attempt(Disturbance(stops={place.rank: place.flat_index}), judge)
-
-
-def _first_waiting_for(place: Place, run: Run) -> Call | None:
-    """The peers' call that waits for the first of the calls that the rank never made.
-
-    None where the peers' clocks and the rank's program disagree on which call that is.
-    """
-    never_made = place.program.calls()[place.flat_index :]
-    waits: list[tuple[int, int, Call]] = []
-    for number, other in enumerate(run.ranks):
-        call = other.pending
-        if call is not None and number != place.rank and place.rank in call.partners:
-            answer = next(i for i, own in enumerate(never_made) if own.group is call.group and number in own.partners)
-            waits.append((answer, other.arrived_ns[-1], call))
-    if not waits:
-        return None
-    first = min(waits, key=lambda wait: wait[:2])[2]
-    earliest = min(waits, key=lambda wait: wait[1])[2]
-    return first if earliest.site is first.site else None
-
-
-# --- calls that do not fit together
-
-
-def _plan_op(place: Place) -> Attempt | None:
-    made = place.call.alternative
-    return _plan_mismatch(place, made, "op-mismatch", f"called {made.op} in place of") if made else None
-
-
-def _plan_size(place: Place) -> Attempt | None:
-    if place.call.op != "all_reduce":
-        return None
-    # Not a multiple of any other size in the job, so that it cannot be mistaken for another call's tensor.
-    shape = place.call.input_sizes[0]
-    sizes = ((shape[0] + 3, *shape[1:]),)
-    made = replace(place.call, input_sizes=sizes, output_sizes=sizes)
-    return _plan_mismatch(place, made, "size-mismatch", f"brought a tensor of {list(sizes[0])} to")
-
-
-def _plan_dtype(place: Place) -> Attempt | None:
-    if place.call.op != "all_reduce":
-        return None
-    made = replace(place.call, dtype=_OTHER_DTYPE[place.call.dtype])
-    return _plan_mismatch(place, made, "dtype-mismatch", f"brought a tensor of {made.dtype} to")
-
-
-def _plan_mismatch(place: Place, made: Call, rule: str, did: str) -> Attempt | None:
-    call = place.call
-    if not _has_reference(place, call.group):
-        return None
-
-    def judge(run: Run) -> Truth | None:
-        if run.ranks[place.rank].pending is not made:
-            return None
-        note = f"Rank {place.rank} {did} the {_where(place)}."
-        return Truth(rule, (place.rank,), call.group.desc, call.op, made.site.location, call.site.location, note)
-
-    return Attempt(place.changes(place.replace_calls(1, made)), judge)
-
-
-# --- calls too few or too many
-
-
-def _plan_skip(place: Place) -> Attempt | None:
-    if not _may_be_shifted(place):
-        return None
-    return _plan_shift(
-        place, place.replace_calls(1), place.position, f"Rank {place.rank} left out the {_where(place)}."
-    )
-
-
-def _plan_repeat(place: Place) -> Attempt | None:
-    if not _may_be_shifted(place):
-        return None
-    repeated = place.replace_calls(1, place.call, place.call)
-    return _plan_shift(place, repeated, place.position + 1, f"Rank {place.rank} made the {_where(place)} twice.")
-
-
-def _may_be_shifted(place: Place) -> bool:
-    call = place.call
-    # The loss is reduced last: without another world call in the step nothing would show at its position.
-    if call.op != "all_reduce" or call.site.location[2] == "sync_loss" or not _has_reference(place, call.group):
-        return False
-    # Buckets share one line: only an earlier step tells a missing bucket from one of a wrong size.
-    return call.group.desc != "dp" or place.step > 0
-
-
-def _plan_shift(place: Place, program: Program, position: int, note: str) -> Attempt | None:
-    """A program in which the rank's calls on one group are shifted against its peers' from a position on."""
-    group = place.call.group
-    own = _collectives_on(group, program)
-    normal = _collectives_on(group, place.program)
-    # In a row of equal calls the shift shows only at the end of the row.
-    while position < min(len(own), len(normal)) and own[position].looks_like(normal[position]):
-        position += 1
-    if position >= len(own):
-        return None
-    made = own[position]
-    is_repeat = len(own) > len(normal)
-
-    def judge(run: Run) -> Truth | None:
-        if not run.is_hung or _n_enqueued(group, run.ranks[place.rank]) <= position:
-            return None
-        peers_came = any(_n_enqueued(group, run.ranks[peer]) > position for peer in group.ranks if peer != place.rank)
-        if not peers_came and (not is_repeat or place.step == 0):
-            return None
-        peer_site = normal[position].site if peers_came else None
-        return Truth(
-            "call-skipped",
-            (place.rank,),
-            group.desc,
-            place.call.op,
-            made.site.location,
-            peer_site.location if peer_site else None,
-            note,
-        )
-
-    return Attempt(place.changes(program), judge)
-
-
-def _collectives_on(group: Group, program: Program) -> list[Call]:
-    return [call for call in program.calls() if call.group is group and not call.transfers]
-
-
-def _n_enqueued(group: Group, rank: RankRun) -> int:
-    made = rank.calls[: len(rank.created_ns)]
-    return sum(call.group is group and not call.transfers for call in made)
-
-
-# --- calls in the wrong order, transfers without a partner
-
-
-def _plan_order(place: Place) -> Attempt | None:
-    if place.index + 1 >= len(place.calls):
-        return None
-    first, second = place.call, place.calls[place.index + 1]
-    # A rank that is in both groups closes the cycle: it waits in the first call for the one that waits in the second.
-    shared = set(first.group.ranks) & set(second.group.ranks) - {place.rank}
-    if first.transfers or second.transfers or first.group is second.group or not shared:
-        return None
-    if not _has_reference(place, first.group):
-        return None
-
-    def judge(run: Run) -> Truth | None:
-        if run.ranks[place.rank].pending is not second:
-            return None
-        note = f"Rank {place.rank} called {second.op} on {second.group.desc} before its {_where(place)}."
-        location, peer_location = second.site.location, first.site.location
-        return Truth("order-deadlock", (place.rank,), first.group.desc, first.op, location, peer_location, note)
-
-    return Attempt(place.changes(place.replace_calls(2, second, first)), judge)
-
-
-def _plan_p2p(place: Place) -> Attempt | None:
-    call = place.call
-    if not call.transfers or not _has_reference(place, call.group):
-        return None
-    dropped = call.transfers[(place.rank + place.step) % len(call.transfers)]
-    kept = [transfer for transfer in call.transfers if transfer is not dropped]
-    program = place.replace_calls(1, replace(call, transfers=tuple(kept))) if kept else place.replace_calls(1)
-    op, preposition = ("send", "to") if dropped.is_send else ("recv", "from")
-
-    def judge(run: Run) -> Truth | None:
-        waiting = run.ranks[dropped.peer].pending
-        if waiting is None or (not dropped.is_send, place.rank) not in waiting.transfers:
-            return None
-        own = run.ranks[place.rank].pending
-        return Truth(
-            "p2p-unmatched",
-            (place.rank,),
-            call.group.desc,
-            op,
-            own.site.location if own else None,
-            waiting.site.location,
-            f"Rank {place.rank} left out its {op} {preposition} rank {dropped.peer} in step {place.step}.",
-        )
-
-    return Attempt(place.changes(program), judge)
-
-
-# --- nobody's mistake
-
-
-def _plan_stall(place: Place) -> Attempt | None:
-    call = place.call
-    if call.transfers:
-        return None
-
-    def judge(run: Run) -> Truth | None:
-        if any(run.ranks[member].pending is not call for member in call.group.ranks):
-            return None
-        note = f"All members joined the {_where(place)}, but it never finished."
-        return Truth("collective-stalled", call.group.ranks, call.group.desc, call.op, call.site.location, None, note)
-
-    return Attempt(Disturbance(stalled=(call.group, place.position + 1)), judge)
-
-
-def _plan_straggler(place: Place) -> Attempt | None:
-    starts = place.program.step_starts()
-    # Before a transfer the delay would hide in the pipeline's own waiting; before a collective the peers see it.
-    late = [next(i for i, call in enumerate(step) if not call.transfers) for step in place.program.steps]
-    first = place.program.steps[0][late[0]]
-    delays = {start + offset: LATE_NS for start, offset in zip(starts, late, strict=True)}
-
-    def judge(run: Run) -> Truth | None:
-        if run.is_hung:
-            return None
-        note = f"Rank {place.rank} came 80 ms late to its first {first.op} of every step."
-        return Truth("straggler", (place.rank,), first.group.desc, first.op, first.site.location, None, note)
-
-    return Attempt(Disturbance(delays={place.rank: delays}), judge)
-
-
-_PLANNERS: dict[str, Callable[[Place], Attempt | None]] = {
-    "lost": _plan_lost,
-    "stuck": _plan_stuck,
-    "op": _plan_op,
-    "size": _plan_size,
-    "dtype": _plan_dtype,
-    "skip": _plan_skip,
-    "repeat": _plan_repeat,
-    "order": _plan_order,
-    "p2p": _plan_p2p,
-    "stall": _plan_stall,
-    "straggler": _plan_straggler,
-}
+def _draw_attempts(job: Job, faults: Sequence[Fault]) -> Iterator[list[Attempt]]:
+    if len(faults) == 1:
+        for place in draw_places(job, faults[0]):
+            attempt = PLANNERS[faults[0].kind](place)
+            if attempt is not None:
+                yield [attempt]
+        return
+    random = Random(f"{job.spec.seed} {[fault.kind for fault in faults]}")
+    for number in range(_SETS):
+        asked = next((fault.step for fault in faults if fault.step is not None), None)
+        newest = [step for step in range(job.spec.steps) if job.groups_at(step) is job.generations[-1]]
+        step = random.choice(newest) if asked is None else asked
+        attempts: list[Attempt] = []
+        taken: set[int] = set()
+        for order, fault in enumerate(faults):
+            places = draw_places(job, replace(fault, step=step), f" {number} {order}")
+            made = next(((place, planned) for place, planned in _plans(places, fault, taken)), None)
+            if made is None:
+                break
+            taken.update(made[0].call.group.ranks)
+            attempts.append(made[1])
+        if len(attempts) == len(faults):
+            yield attempts
+
+
+def _plans(places: Iterator[Place], fault: Fault, taken: set[int]) -> Iterator[tuple[Place, Attempt]]:
+    for place in places:
+        if place.call.group is place.groups.world or not taken.isdisjoint(place.call.group.ranks):
+            continue
+        attempt = PLANNERS[fault.kind](place)
+        if attempt is not None:
+            yield place, attempt
+
+
+def _are_apart(job: Job, truths: Sequence[Truth]) -> bool:
+    seen: set[int] = set()
+    for truth in truths:
+        around = members_around(job, truth) if len(truths) > 1 else set()
+        if seen & around:
+            return False
+        seen |= around
+    return True

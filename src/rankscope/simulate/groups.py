@@ -23,18 +23,20 @@ class Groups:
     tp: dict[int, Group]
     dp: dict[int, Group]
     pp: dict[int, Group]
+    ep: dict[int, Group]
     of_rank: tuple[tuple[Group, ...], ...]
     """For each rank its groups in the order of creation: the position is the process-local pg_id."""
     n_with_desc: dict[str, int]
 
 
-def build_groups(mesh: Mesh) -> Groups:
+def build_groups(mesh: Mesh, *, experts: bool = False) -> Groups:
     world = Group("0", "default_pg", tuple(range(mesh.world)))
     lines = {
         "tp": [tuple(mesh.rank_at(p, d, t) for t in range(mesh.tp)) for p in range(mesh.pp) for d in range(mesh.dp)],
         "dp": [tuple(mesh.rank_at(p, d, t) for d in range(mesh.dp)) for p in range(mesh.pp) for t in range(mesh.tp)],
         "pp": [tuple(mesh.rank_at(p, d, t) for p in range(mesh.pp)) for d in range(mesh.dp) for t in range(mesh.tp)],
     }
+    lines["ep"] = lines["dp"] if experts else []
     of_rank: list[list[Group]] = [[world] for _ in range(mesh.world)]
     by_desc: dict[str, dict[int, Group]] = {}
     n_with_desc = {"default_pg": 1}
@@ -51,5 +53,11 @@ def build_groups(mesh: Mesh) -> Groups:
                 by_desc[desc][rank] = group
                 of_rank[rank].append(group)
     return Groups(
-        world, by_desc["tp"], by_desc["dp"], by_desc["pp"], tuple(tuple(groups) for groups in of_rank), n_with_desc
+        world=world,
+        tp=by_desc["tp"],
+        dp=by_desc["dp"],
+        pp=by_desc["pp"],
+        ep=by_desc["ep"],
+        of_rank=tuple(tuple(groups) for groups in of_rank),
+        n_with_desc=n_with_desc,
     )

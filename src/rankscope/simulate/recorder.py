@@ -36,6 +36,8 @@ class Camera:
     """When the communicators were aborted, if they were."""
     n_unnoticed: int = 0
     """How many of the last completed calls still look scheduled."""
+    same_ids: bool = False
+    """The numbers of groups start again with each generation."""
 
 
 @dataclass
@@ -70,15 +72,20 @@ class _Times(NamedTuple):
         return "scheduled" if self.started_ns is None else "started"
 
 
-def take_dump(history: RankRun, groups: tuple[Group, ...], camera: Camera) -> dict[str, Any]:
-    counters = {group: _Counters(pg_id) for pg_id, group in enumerate(groups)}
+def take_dump(history: RankRun, generations: tuple[tuple[Group, ...], ...], camera: Camera) -> dict[str, Any]:
+    counters = _number_groups(generations, camera.same_ids)
     entries = list(_record(history, counters, camera))
     # NCCL communicators are made on first use: a group that was never used is not in the dump.
     used = {group: counted for group, counted in counters.items() if counted.op}
     dump: dict[str, Any] = {
         "version": camera.version,
         "pg_config": {
-            group.name: {"name": group.name, "desc": group.desc, "ranks": str(list(group.ranks))} for group in used
+            group.name: {
+                "name": group.name,
+                "desc": history.descs.get(group, group.desc),
+                "ranks": str(list(group.ranks)),
+            }
+            for group in used
         },
         "comm_lib_version": "2.27.5",
         "pg_status": {str(counted.pg_id): counted.status for counted in used.values()},
@@ -86,6 +93,14 @@ def take_dump(history: RankRun, groups: tuple[Group, ...], camera: Camera) -> di
     }
     _downgrade(dump, camera.version)
     return dump
+
+
+def _number_groups(generations: tuple[tuple[Group, ...], ...], same_ids: bool) -> dict[Group, _Counters]:
+    counters: dict[Group, _Counters] = {}
+    for groups in generations:
+        first = 0 if same_ids else len(counters)
+        counters.update({group: _Counters(first + place) for place, group in enumerate(groups)})
+    return counters
 
 
 def to_json(dump: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +128,7 @@ def _record(history: RankRun, counters: dict[Group, _Counters], camera: Camera) 
     """Number all calls from the first one on, but build entries only for those that are still in the ring."""
     made = history.calls[: len(history.created_ns)]
     n_evicted = max(0, sum(call.n_entries for call in made) - camera.ring)
-    process_groups = {group: (group.name, group.desc) for group in counters}
+    process_groups = {group: (group.name, history.descs.get(group, group.desc)) for group in counters}
     record_id = 0
     for index, call in enumerate(made):
         counted = counters[call.group]

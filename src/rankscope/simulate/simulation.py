@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip as gzip_format
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from os import PathLike
@@ -14,8 +14,9 @@ from random import Random
 from typing import Any
 
 from rankscope.simulate.engine import Run
-from rankscope.simulate.faults import inject_fault
-from rankscope.simulate.program import Job, build_job
+from rankscope.simulate.faults import inject_faults, members_around
+from rankscope.simulate.jobs import build_job
+from rankscope.simulate.program import Job
 from rankscope.simulate.recorder import TIMEOUT_MS, Camera, take_dump, to_json
 from rankscope.simulate.spec import Fault, JobSpec, Noise, Truth
 
@@ -27,9 +28,10 @@ _MAX_UNNOTICED = 3
 @dataclass(frozen=True)
 class Simulation:
     spec: JobSpec
-    fault: Fault | None
+    faults: tuple[Fault, ...]
     noise: Noise
-    truth: Truth
+    truths: tuple[Truth, ...]
+    """One for each fault; of a healthy job one that says so."""
     job: Job = field(repr=False)
     run: Run = field(repr=False)
     lost_ranks: frozenset[int]
@@ -37,6 +39,10 @@ class Simulation:
     cut_ranks: frozenset[int]
     """Ranks whose files are written truncated."""
     cameras: tuple[Camera, ...] = field(repr=False)
+
+    @property
+    def truth(self) -> Truth:
+        return self.truths[0]
 
     @property
     def world_size(self) -> int:
@@ -49,7 +55,7 @@ class Simulation:
         """Each rank's dump in turn; one at a time, since those of a large job do not fit into memory together."""
         for rank, camera in enumerate(self.cameras):
             if rank not in self.lost_ranks:
-                yield rank, take_dump(self.run.ranks[rank], self.job.groups.of_rank[rank], camera)
+                yield rank, take_dump(self.run.ranks[rank], self.job.groups_of(rank), camera)
 
     def write(
         self,
@@ -80,47 +86,45 @@ class Simulation:
         return paths
 
 
-def simulate(spec: JobSpec, fault: Fault | None = None, noise: Noise = _NO_NOISE) -> Simulation:
-    """Run the job, with the fault if one is given, and look at it through the noise; equal arguments, equal dumps."""
+def simulate(spec: JobSpec, faults: Fault | Sequence[Fault] | None = None, noise: Noise = _NO_NOISE) -> Simulation:
+    """Run the job, with the faults if any are given, and look at it through the noise; equal arguments, equal dumps."""
+    asked = () if faults is None else (faults,) if isinstance(faults, Fault) else tuple(faults)
     job = build_job(spec)
-    run, truth = inject_fault(job, fault)
+    run, truths = inject_faults(job, asked)
     random = Random(f"{spec.seed} noise")
-    bystanders = _draw_bystanders(job, truth, random, noise.lost + noise.cut)
+    bystanders = _draw_bystanders(job, truths, random, noise.lost + noise.cut)
     lost = set(bystanders[: noise.lost])
-    if truth.rule == "rank-lost":
-        lost.update(truth.ranks)
+    lost.update(rank for truth in truths if truth.rule == "rank-lost" for rank in truth.ranks)
+    culprits = [rank for truth in truths for rank in truth.ranks]
     return Simulation(
         spec=spec,
-        fault=fault,
+        faults=asked,
         noise=noise,
-        truth=truth,
+        truths=truths,
         job=job,
         run=run,
         lost_ranks=frozenset(lost),
         cut_ranks=frozenset(bystanders[noise.lost :]),
-        cameras=_set_up_cameras(job, noise, run, lost.union(bystanders, truth.ranks), random),
+        cameras=_set_up_cameras(job, noise, run, lost.union(bystanders, culprits), random),
     )
 
 
-def _draw_bystanders(job: Job, truth: Truth, random: Random, wanted: int) -> list[int]:
+def _draw_bystanders(job: Job, truths: Sequence[Truth], random: Random, wanted: int) -> list[int]:
     """Ranks whose dumps the verdict can do without, as many as there are up to the wanted number.
 
     Ranks outside the culprits' groups come first. Members of these groups follow only where enough of the others stay
     to form a majority.
     """
-    culprits = set(truth.ranks)
-    close: set[int] = set()
-    for rank in culprits:
-        for group in job.groups.of_rank[rank]:
-            if group.desc == truth.group_desc:
-                close.update(group.ranks)
+    culprits = {rank for truth in truths for rank in truth.ranks}
+    close = {rank for truth in truths for rank in members_around(job, truth)}
     ranks = range(job.spec.mesh.world)
     outside = [rank for rank in ranks if rank not in close and rank not in culprits]
     inside = [rank for rank in ranks if rank in close and rank not in culprits]
     random.shuffle(outside)
     random.shuffle(inside)
-    # Nothing tells a member that died from one that joined and whose dump was lost.
-    n_spare = 0 if truth.rule == "rank-lost" else max(0, len(inside) - max(2, ceil(len(inside) / 2)))
+    # Nothing tells a member that died from one that joined and whose dump was lost, and no majority holds for two.
+    has_spare = len(truths) == 1 and truths[0].rule != "rank-lost"
+    n_spare = max(0, len(inside) - max(2, ceil(len(inside) / 2))) if has_spare else 0
     return (outside + inside[:n_spare])[:wanted]
 
 
@@ -129,9 +133,10 @@ def _choose_unnoticing(job: Job, silent: set[int], random: Random) -> set[int]:
     ranks = list(range(job.spec.mesh.world))
     random.shuffle(ranks)
     chosen: set[int] = set()
+    of_rank = job.generations[-1].of_rank
     for rank in ranks:
-        close = {other for group in job.groups.of_rank[rank] if len(group.ranks) < len(ranks) for other in group.ranks}
-        is_alone = any(set(group.ranks) <= {rank, *silent} for group in job.groups.of_rank[rank])  # nobody else noticed
+        close = {other for group in of_rank[rank] if len(group.ranks) < len(ranks) for other in group.ranks}
+        is_alone = any(set(group.ranks) <= {rank, *silent} for group in of_rank[rank])  # nobody else noticed
         if rank not in silent and not is_alone and not close & chosen and len(chosen) < len(ranks) // 2:
             chosen.add(rank)
     return chosen
@@ -160,6 +165,7 @@ def _set_up_cameras(job: Job, noise: Noise, run: Run, silent: set[int], random: 
                 timing=noise.timing,
                 abort_ns=dump_ns + 1_000_000 if noise.abort and run.is_hung else None,
                 n_unnoticed=n_unnoticed,
+                same_ids=noise.same_ids,
             )
         )
     return tuple(cameras)

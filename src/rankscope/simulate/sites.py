@@ -146,6 +146,26 @@ _STACKS: dict[str, tuple[Statement | Library, ...]] = {
         Statement("train.py", "evaluate", "dist.all_gather_into_tensor("),
         *_EVALUATE,
     ),
+    "dispatch": (
+        *_c10d("all_to_all_single", 5010),
+        Statement("experts.py", "dispatch", "dist.all_to_all_single("),
+        *_FORWARD,
+    ),
+    "combine": (
+        *_c10d("all_to_all_single", 5010),
+        Statement("experts.py", "combine", "dist.all_to_all_single("),
+        *_FORWARD,
+    ),
+    "gather_counts": (
+        *_c10d("all_gather", 4295),
+        Statement("experts.py", "reduce_experts", "dist.all_gather("),
+        *_REDUCE,
+    ),
+    "scatter_gradients": (
+        *_c10d("reduce_scatter", 4722),
+        Statement("experts.py", "reduce_experts", "dist.reduce_scatter("),
+        *_REDUCE,
+    ),
     "barrier": (*_c10d("barrier", 5349), Statement("train.py", "evaluate", "dist.barrier("), *_EVALUATE),
 }
 
@@ -153,7 +173,8 @@ _STACKS: dict[str, tuple[Statement | Library, ...]] = {
 @lru_cache(maxsize=1)
 def example_sites() -> dict[str, Site]:
     """Every call site by name, with line numbers looked up in the example program as it is installed."""
-    sources = {name: (EXAMPLE / name).read_text(encoding="utf-8") for name in ("train.py", "model.py", "pipeline.py")}
+    names = ("train.py", "model.py", "pipeline.py", "experts.py")
+    sources = {name: (EXAMPLE / name).read_text(encoding="utf-8") for name in names}
     frames: dict[Statement | Library, Frame] = {}
     sites: dict[str, Site] = {}
     for name, stack in _STACKS.items():

@@ -1,4 +1,4 @@
-"""What can be asked of the simulator, and the truth that it gives back."""
+"""The options of the simulator, and the truth that it returns."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from dataclasses import dataclass
 from rankscope.errors import UsageError
 
 VERSIONS = ("2.10", "2.7", "2.4", "2.1", "1.0", "mixed")
+PROGRAMS = ("example", "random")
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 FAULT_HELP: dict[str, str] = {
-    "lost": "a rank dies before one of its calls and leaves no dump",
-    "stuck": "a rank stops in Python before one of its calls",
-    "op": "a rank takes another branch and calls another collective",
-    "size": "a rank joins a collective with a tensor of another size",
-    "dtype": "a rank joins a collective with a tensor of another dtype",
-    "skip": "a rank leaves out one collective and goes on",
-    "repeat": "a rank makes one collective twice",
-    "order": "a rank makes two calls on two groups in the wrong order",
-    "p2p": "a rank leaves out one send or one recv of the pipeline",
-    "stall": "all members join a collective that never finishes",
-    "straggler": "a rank is 80 ms late at every step; the job runs to its end",
+    "lost": "one rank dies before one of its calls and leaves no dump",
+    "node": "one host dies with all its ranks, which leave no dumps",
+    "stuck": "one rank gets stuck in Python before one of its calls",
+    "op": "one rank takes a different branch and calls a different collective",
+    "size": "one rank joins a collective with a tensor of a different size",
+    "dtype": "one rank joins a collective with a tensor of a different dtype",
+    "skip": "one rank skips a collective and continues",
+    "repeat": "one rank calls a collective twice",
+    "order": "one rank makes two calls on two groups in the wrong order",
+    "p2p": "one rank skips a send or a recv of the pipeline",
+    "groups": "one rank creates its groups in a different order",
+    "stall": "all members join a collective that never completes",
+    "straggler": "one rank is 80 ms late in every step; the job completes",
 }
 FAULTS: tuple[str, ...] = tuple(FAULT_HELP)
 
@@ -38,7 +42,7 @@ class Mesh:
     def __post_init__(self) -> None:
         if min(self.dp, self.tp, self.pp) < 1 or self.world < 2:
             raise UsageError(
-                f"a mesh of dp={self.dp}, tp={self.tp}, pp={self.pp} has nobody to talk to",
+                f"a mesh of dp={self.dp}, tp={self.tp}, pp={self.pp} has only one rank",
                 "every dimension must be at least 1 and their product at least 2",
             )
 
@@ -61,18 +65,39 @@ class JobSpec:
     """Layers of each pipeline stage."""
     microbatches: int = 2
     buckets: int = 3
-    """Gradient buckets, each of its own size."""
+    """Gradient buckets, each of a different size."""
     ranks_per_host: int = 8
     seed: int = 0
     run_ahead: int = 0
-    """How many calls the CPU may enqueue ahead of the device; 0 waits for every call."""
+    """How many calls the CPU may enqueue ahead of the device; set it to 0 to wait for every call."""
+    schedule: str = "gpipe"
+    """How the pipeline's stages take turns: gpipe sends one by one, the others in batches of sends and receives."""
+    experts: bool = False
+    """Experts on the ranks of each dp group, which get uneven numbers of tokens: groups called ep, uneven sizes."""
+    generations: int = 1
+    """How often all groups are made in one run; before each but the first, those of the one before are destroyed."""
+    program: str = "example"
+    """What the ranks call: the example training program, or collectives drawn from the seed."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "layers", "microbatches", "buckets", "ranks_per_host"):
+        for name in ("steps", "layers", "microbatches", "buckets", "ranks_per_host", "generations"):
             if getattr(self, name) < 1:
-                raise UsageError(f"a job cannot have {name}={getattr(self, name)}", f"give {name} a value of 1 or more")
+                raise UsageError(f"a job cannot have {name}={getattr(self, name)}", f"set {name} to 1 or more")
+        for name, known in (("schedule", SCHEDULES), ("program", PROGRAMS)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"unknown {name} {getattr(self, name)!r}", f"choose one of: {', '.join(known)}")
+        if self.generations > self.steps:
+            raise UsageError(
+                f"{self.generations} generations do not fit into {self.steps} steps", "give each one step or more"
+            )
         if self.run_ahead < 0:
-            raise UsageError(f"run_ahead={self.run_ahead} is negative", "0 waits for every call")
+            raise UsageError(f"run_ahead={self.run_ahead} is negative", "set it to 0 to wait for every call")
+
+    def generation_of(self, step: int) -> int:
+        return step * self.generations // self.steps
+
+    def starts_generation(self, step: int) -> bool:
+        return step == 0 or self.generation_of(step) != self.generation_of(step - 1)
 
 
 @dataclass(frozen=True)
@@ -82,10 +107,14 @@ class Fault:
     """None: drawn from the job's seed."""
     step: int | None = None
     """Counted from 0. None: drawn from the job's seed."""
+    n_calls: int = 1
+    """How many calls in a row a skip leaves out."""
 
     def __post_init__(self) -> None:
         if self.kind not in FAULT_HELP:
             raise UsageError(f"unknown fault {self.kind!r}", f"choose one of: {', '.join(FAULTS)}")
+        if self.n_calls < 1:
+            raise UsageError(f"a fault in {self.n_calls} calls is none", "give n_calls a value of 1 or more")
 
 
 @dataclass(frozen=True)
@@ -103,29 +132,31 @@ class Noise:
     timing: bool = False
     """Start events are recorded, as with TORCH_NCCL_ENABLE_TIMING=1."""
     abort: bool = False
-    """The communicators were aborted at the time-out, which makes stuck calls look completed."""
+    """The communicators were aborted at the timeout, which makes stuck calls look completed."""
     uneven_state: bool = False
     """Some ranks had not yet noticed that their last few calls completed."""
+    same_ids: bool = False
+    """The numbers of process groups (pg_id) start again with each generation of groups."""
     version: str = "2.10"
 
     def __post_init__(self) -> None:
         if self.version not in VERSIONS:
             raise UsageError(f"unknown dump version {self.version!r}", f"choose one of: {', '.join(VERSIONS)}")
         if self.ring < 1:
-            raise UsageError(f"a ring of {self.ring} entries records nothing", "give ring a value of 1 or more")
+            raise UsageError(f"a ring of {self.ring} entries records nothing", "set ring to 1 or more")
 
 
 @dataclass(frozen=True)
 class Truth:
     rule: str | None
-    """The rule that should speak; None for a healthy job."""
+    """The rule that should report it; None for a healthy job."""
     ranks: tuple[int, ...]
     """The culprits, not their victims."""
     group_desc: str
     op: str
     """What the peers called where the fault struck."""
     location: Location | None
-    """The culprits' own statement."""
+    """The statement of the culprits."""
     peer_location: Location | None
-    """The statement at which the peers were."""
+    """The statement of the peers."""
     note: str

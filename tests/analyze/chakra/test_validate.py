@@ -105,7 +105,7 @@ def test_rank_twice() -> None:
 
 def test_ranks_missing() -> None:
     problem = only_problem(rank_file(0, cpu(0)), rank_file(2, cpu(0)), rule="ranks-missing")
-    assert "1 of the ranks that files and groups name: 1." in problem.message
+    assert "1 rank is named by files or groups but has no file: 1." in problem.message
 
 
 def test_ranks_missing_that_only_groups_name() -> None:
@@ -128,7 +128,7 @@ def test_files_without_rank_are_not_compared() -> None:
     unnamed = ChakraFile(path="job.et", version="", attributes={}, nodes=[cpu(0), collective(1, [0])])
     verdict = validate([unnamed, rank_file(0, cpu(0))])
     why = {check.why for check in verdict.rules if check.rule == "collective-mismatch"}
-    assert why == {"the name of a file does not say its rank: job.et"}
+    assert why == {"a file name does not contain its rank: job.et"}
 
 
 def test_no_nodes() -> None:
@@ -141,7 +141,7 @@ def test_duplicate_id() -> None:
     assert (problem.rule, problem.node) == ("duplicate-id", 1)
     assert verdict.replay is None
     assert [check.why for check in verdict.rules if check.rule == "replay-deadlock"] == [
-        "what is broken already stops a replay: duplicate-id"
+        "broken rules already stop a replay: duplicate-id"
     ]
 
 
@@ -205,7 +205,7 @@ def test_a_deadlock_that_a_cycle_explains_is_not_said_twice() -> None:
     assert verdict.replay is not None
     assert verdict.replay.deadlock is not None
     assert [check.why for check in verdict.rules if check.rule == "replay-deadlock"] == [
-        "what is broken already stops a replay: cycle"
+        "broken rules already stop a replay: cycle"
     ]
 
 
@@ -230,7 +230,7 @@ def test_start_times() -> None:
 
 def test_start_order() -> None:
     problem = only_problem(one_rank(cpu(0, at=5000), cpu(1, [0], at=4993)), rule="start-order")
-    assert "It began 7 us before node 0 (node0)" in problem.message
+    assert "It started 7 us before node 0 (node0)" in problem.message
 
 
 def test_nanoseconds_count_before_microseconds_but_less_than_one_is_no_order() -> None:
@@ -260,7 +260,7 @@ def test_comm_on_cpu() -> None:
 def test_attribute_unreadable(name: str, attribute: Attribute) -> None:
     said: dict[str, Any] = {name: attribute}
     problem = only_problem(one_rank(cpu(0), collective(1, **said)), rule="attribute-unreadable")
-    assert f"Its {name} is of the kind {attribute.kind}, not " in problem.message
+    assert f"Its {name} has the kind {attribute.kind}, not " in problem.message
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_attribute_kind(name: str, kind: str) -> None:
     said: dict[str, Any] = {name: Attribute(kind, 4096 if name == "comm_size" else 0)}
     problem = only_problem(one_rank(cpu(0), collective(1, **said)), rule="attribute-kind")
     assert problem.severity == "warning"
-    assert f"Its {name} is of the kind {kind}" in problem.message
+    assert f"Its {name} has the kind {kind}" in problem.message
 
 
 def test_peers_of_64_bits_are_read_as_0_by_the_older_feeder() -> None:
@@ -325,8 +325,8 @@ def test_notes_say_what_simulators_do_without() -> None:
     assert not verdict.problems
     assert [note.split(":")[0] for note in verdict.notes] == [
         "No node has num_ops or tensor_size",
-        "1 communication nodes have no duration",
-        "1 nodes last under half a microsecond and are written as 0",
+        "1 communication node has no duration",
+        "1 node is shorter than half a microsecond and written as 0",
     ]
     sized = node(1, COMP, is_cpu_op=False, num_ops=7, tensor_size=Attribute("uint64", 4))
     assert validate([one_rank(cpu(0), sized)]).notes == ()

@@ -103,7 +103,7 @@ def test_peer(transfer: ChakraNode) -> None:
 
 def test_peer_beyond_the_ranks() -> None:
     problem = only_problem(*two_ranks([cpu(0), send(1, 2)], [cpu(0)]), rule="peer")
-    assert "It is of rank 0 and has comm_dst 2." in problem.message
+    assert "It belongs to rank 0 and has comm_dst 2." in problem.message
 
 
 def test_collective_mismatch_says_where_ranks_first_part() -> None:

@@ -100,7 +100,7 @@ def test_single_slow_steps_are_told_apart_from_a_slow_job() -> None:
     assert change is not None
     assert (change.kind, change.slow_steps, change.slow_ns, change.is_worse) == ("same", (2,), 3_000_000, True)
     slower = [part for part in part_changes(old, new, change) if part.kind == "slower"]
-    assert "host: fetching data" in [part.name for part in slower]
+    assert "host: data loading" in [part.name for part in slower]
 
 
 def told_by_job(seconds: list[float], **more: float) -> Trace:

@@ -27,7 +27,7 @@ def test_a_break_is_told_once_with_its_line_reason_and_hint() -> None:
     assert finding.title == "graph break in step: print"
     assert finding.severity == "warning"
     assert finding.location == Location(FILE, 12, "step")
-    assert finding.evidence.certain[:2] == ("met twice while compiling, cuts step", "cannot trace print")
+    assert finding.evidence.certain[:2] == ("hit twice while compiling; it splits step", "cannot trace print")
     assert finding.help == "Remove the print."
     assert any("gb0059.html" in note for note in finding.evidence.notes)
 
@@ -44,7 +44,7 @@ def test_ranks_are_one_finding_and_the_cost_is_of_the_slowest() -> None:
     [finding] = findings(trace_of(*made), "C404")
     assert finding.ranks == (0, 1, 2)
     assert finding.evidence.cost_ns == 3 * SECOND
-    assert "met once" in finding.evidence.certain[0]
+    assert "hit once" in finding.evidence.certain[0]
 
 
 def test_the_cost_is_tracing_anew_and_all_versions_of_what_begins_behind_the_line() -> None:
@@ -78,7 +78,7 @@ def test_a_caller_that_is_cut_by_a_break_below_it_is_charged_to_that_break() -> 
     ]
     [finding] = findings(trace_of(*made), "C404")
     assert finding.evidence.cost_ns == 6 * SECOND
-    assert "cuts outer" in finding.evidence.certain[0]
+    assert "splits outer" in finding.evidence.certain[0]
 
 
 def test_what_a_break_keeps_from_being_compiled_at_all_is_said() -> None:
@@ -104,7 +104,7 @@ def test_what_ddps_wrapper_does_is_information_at_the_users_line() -> None:
     [finding] = findings(trace_of(*made, broke("0/0", **FOREIGN)), "C404")
     assert finding.severity == "info"
     assert finding.location == Location(FILE, 99, "main")
-    assert "in code that is not yours" in finding.title
+    assert "in library code" in finding.title
 
 
 def test_a_break_in_other_foreign_code_that_the_user_calls_is_a_warning() -> None:
@@ -115,4 +115,4 @@ def test_a_break_in_other_foreign_code_that_the_user_calls_is_a_warning() -> Non
 def test_text_logs_without_compilations_tell_breaks_without_cost() -> None:
     [finding] = findings(trace_of(broke("0/0")), "C404")
     assert finding.evidence.cost_ns is None
-    assert "cuts step" in finding.evidence.certain[0]
+    assert "splits step" in finding.evidence.certain[0]

@@ -51,7 +51,7 @@ def test_another_graph_is_no_fault(tmp_path: Path) -> None:
     trace = two_runs(tmp_path, {GRAPH: "[g2] gm: def forward(self, x): return x + 2"})
     found = findings(trace, "C407")
     assert {finding.severity for finding in found} == {"info"}
-    assert any("not the same as before in step [0/0]: the graph" in note for note in found[-1].evidence.notes)
+    assert any("changed since then in step [0/0]: the graph" in note for note in found[-1].evidence.notes)
 
 
 def test_a_key_that_an_earlier_run_had_compiled_means_that_the_cache_was_not_kept(tmp_path: Path) -> None:
@@ -93,12 +93,10 @@ def test_a_cold_cache_is_one_finding_with_what_a_warm_one_would_save() -> None:
     untold = looked_up("0/0", "miss", "c", cache="aotautograd", taken_ns=-1)
     trace = trace_of(compiled("0/0"), compiled("1/0"), looked_up("0/0", "miss", "a"), other, untold)
     [finding] = findings(trace, "C407")
-    assert (
-        finding.title == "the compile caches were cold: all 3 look-ups missed; compiling what was not there took 5.0 s"
-    )
+    assert finding.title == "the compile caches were cold: all 3 lookups missed; compiling what was missing took 5.0 s"
     assert finding.severity == "info"
     assert "TORCHINDUCTOR_CACHE_DIR" in finding.help
-    assert any("AOTAutograd's cache logs no components" in note for note in finding.evidence.notes)
+    assert any("the AOTAutograd cache logs nothing about its keys" in note for note in finding.evidence.notes)
 
 
 def test_hits_alone_are_nothing_to_tell() -> None:
@@ -108,7 +106,7 @@ def test_hits_alone_are_nothing_to_tell() -> None:
 def test_hits_and_misses_are_counted() -> None:
     trace = trace_of(compiled("0/0"), looked_up("0/0", "hit", "a"), looked_up("0/0", "miss", "b"))
     [finding] = findings(trace, "C407")
-    assert finding.title.startswith("1 of 2 look-ups in the compile caches missed")
+    assert finding.title.startswith("1 of 2 compile cache lookups missed")
 
 
 def test_long_values_are_shown_around_their_difference() -> None:
@@ -133,7 +131,8 @@ def bypassed(compile_id: str, reason: str, rank: int = 0) -> Made:
 def test_a_bypass_is_told_in_plain_words_with_its_function() -> None:
     [finding] = findings(trace_of(compiled("0/0", seconds=3), bypassed("0/0", APPLY)), "C408")
     assert (
-        finding.title == "step cannot be kept in AOTAutograd's cache: the graph holds a custom torch.autograd.Function"
+        finding.title
+        == "step cannot be stored in the AOTAutograd cache: the graph contains a custom torch.autograd.Function"
     )
     assert finding.severity == "info"
     assert finding.evidence.cost_ns == 3 * SECOND
@@ -144,7 +143,7 @@ def test_a_dear_bypass_is_a_warning_and_ranks_are_one_finding() -> None:
     made = [row for rank in range(2) for row in (compiled("0/0", rank=rank, seconds=20), bypassed("0/0", FLEX, rank))]
     [finding] = findings(trace_of(*made), "C408")
     assert (finding.severity, finding.ranks) == ("warning", (0, 1))
-    assert "calls flex_attention, which the cache does not take" in finding.title
+    assert "calls flex_attention, which the cache does not support" in finding.title
 
 
 def test_ids_given_again_after_a_reset_are_told_apart() -> None:
@@ -175,8 +174,8 @@ def test_a_miss_of_a_function_that_the_process_had_compiled_names_what_changed(t
     [finding] = findings(trace, "C407")
     assert finding.severity == "info"
     assert finding.title.startswith(
-        "2 of 2 look-ups in the compile caches missed, 1 compilation because the graph, example_inputs changed within "
-        "the process"
+        "2 of 2 compile cache lookups missed, 1 compilation because the graph, example_inputs changed within "
+        "this process"
     )
     assert finding.evidence.comparison
     assert finding.evidence.comparison.keys == ("step [0/1]: the graph", "step [0/1]: example_inputs[0]")
@@ -187,17 +186,17 @@ def test_a_miss_of_a_function_that_the_process_had_compiled_names_what_changed(t
 def test_a_setting_that_the_process_changed_between_two_versions_is_named(tmp_path: Path, cache: str) -> None:
     trace = one_process(tmp_path, {COMPONENTS[2]: "[f] inductor_config[dce]: False"}, cache=cache)
     [explained, summary] = findings(trace, "C407")
-    assert "because inductor_config[dce] differs from what the process had compiled before" in explained.title
+    assert "because inductor_config[dce] differs from what this process compiled before" in explained.title
     assert explained.evidence.comparison
     assert [side.label for side in explained.evidence.comparison.sides] == ["[0/0]", "[0/1]"]
     assert "cold" not in summary.title
-    assert not any("logs no components" in note for note in summary.evidence.notes)
+    assert not any("logs nothing about its keys" in note for note in summary.evidence.notes)
 
 
 def test_a_key_that_the_process_itself_had_compiled_means_that_the_cache_was_not_kept(tmp_path: Path) -> None:
     [lost, _] = findings(one_process(tmp_path, {}, key="old"), "C407")
     assert (lost.severity, lost.certainty) == ("warning", "certain")
-    assert "although the same process had compiled the very same: the cache was not kept" in lost.title
+    assert "although the same process had already compiled it: the cache was not kept" in lost.title
 
 
 def test_versions_of_different_functions_are_not_compared(tmp_path: Path) -> None:
@@ -206,7 +205,7 @@ def test_versions_of_different_functions_are_not_compared(tmp_path: Path) -> Non
         made += [compiled(f"{number}/0", function=name, line=number)]
         made += [looked_up(f"{number}/0", "miss", name, record=number, time_ns=START + number)]
     [finding] = findings(trace_of(*made), "C407")
-    assert finding.title.startswith("the compile caches were cold: all 2 look-ups missed")
+    assert finding.title.startswith("the compile caches were cold: all 2 lookups missed")
 
 
 def test_an_attempt_that_was_given_up_is_no_earlier_version(tmp_path: Path) -> None:

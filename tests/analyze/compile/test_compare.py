@@ -167,7 +167,7 @@ def test_the_text_begins_with_the_verdict(tmp_path: Path) -> None:
     assert better[2].startswith("Better: 1 graph break gone.")
     same = list(change_lines(compared(tmp_path / "c", compiled, compiled, n_ranks=2)))
     assert same[2] == (
-        "The same graph breaks, recompilations and failures. Compiling takes 1.0 s instead of 1.0 s per rank."
+        "Same graph breaks, recompilations and failures. Compiling takes 1.0 s instead of 1.0 s per rank."
     )
 
 

@@ -66,7 +66,7 @@ def guarded(compile_id: str, microseconds: int, n_guards: int, **columns: Any) -
 def test_the_guards_of_all_versions_are_added_up() -> None:
     made = [guarded("0/0", 60, 30), guarded("0/1", 60, 30), guarded("1/0", 60, 30, function="other")]
     [finding] = findings(trace_of(*made), "C410")
-    assert finding.title == "step: up to 120 us of every call go into checking 60 guards of 2 versions"
+    assert finding.title == "step spends up to 120 us per call checking 60 guards of 2 versions"
     assert (finding.severity, finding.certainty) == ("info", "likely")
     assert finding.evidence.cost_ns is None  # it is lost on every call, not in all
 

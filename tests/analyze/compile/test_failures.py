@@ -81,7 +81,7 @@ def test_restarts_are_told_by_reason_with_the_time_they_cost() -> None:
     assert by_reason["size must stay"].ranks == (0, 1)
     assert by_reason["size must stay"].evidence.cost_ns == 2 * SECOND
     assert by_reason["call removed"].evidence.cost_ns == SECOND
-    assert "tracing step began anew once: call removed" in by_reason["call removed"].title
+    assert "tracing step restarted once: call removed" in by_reason["call removed"].title
 
 
 def test_restarts_because_of_graph_breaks_belong_to_those() -> None:
@@ -101,7 +101,7 @@ STARTS = [frame("0/0", 0, FILE, 10, "step", is_user=True), frame("1/0", 0, FILE,
 def test_a_compilation_without_an_end_is_told_with_its_innermost_phase() -> None:
     phases = [span("dynamo", 0), span("code_gen", 2), span("inductor_compile", 1), span("gc", 3, state="span")]
     [finding] = findings(trace_of(compiled("0/0"), UNFINISHED, *STARTS, *phases), "C414")
-    assert "the log ends while step is compiled (in code_gen)" in finding.title
+    assert "the log ends while compiling step (in code_gen)" in finding.title
     assert finding.evidence.facts["phases"] == ["dynamo", "inductor_compile", "code_gen"]
     assert finding.location == Location(FILE, 10, "step")
 
@@ -184,4 +184,4 @@ def test_an_error_that_was_only_printed_is_told_at_its_line() -> None:
 
 def test_a_restart_whose_reason_is_a_class_is_told_by_its_name() -> None:
     [finding] = findings(trace_of(restarted("0/0", "<class 'torch._dynamo.exc.TensorifyScalarRestart'>")), "C406")
-    assert finding.title.endswith("began anew once: TensorifyScalarRestart")
+    assert finding.title.endswith("restarted once: TensorifyScalarRestart")

@@ -31,7 +31,7 @@ def test_operators_without_generated_code_are_one_finding() -> None:
         hint("Using FallbackKernel: aten.linalg_qr.default", compile_id="0/0", rank=1),
     )
     assert (finding.code, finding.rule, finding.severity) == ("C416", "perf-hint", "info")
-    assert finding.title == "inductor generates no code for aten.sort.stable, aten.linalg_qr.default"
+    assert finding.title == "Inductor generates no code for aten.sort.stable, aten.linalg_qr.default"
     assert finding.ranks == (0, 1)
     assert finding.evidence.facts["n"] == 3
     assert finding.help
@@ -58,8 +58,8 @@ def test_hints_of_several_kinds_have_their_own_advice() -> None:
         ),
     )
     assert [finding.title for finding in found] == [
-        "a reduction reads its input across the memory's layout",
-        "the best tiling of a kernel is not allowed: it has 3 tiles",
+        "a reduction reads non-contiguous memory",
+        "the best tiling of a kernel needs 3 tiles, which the settings do not allow",
         "gradients are copied for CUDA graphs on every step",
     ]
     assert len({finding.help for finding in found}) == 3
@@ -67,7 +67,7 @@ def test_hints_of_several_kinds_have_their_own_advice() -> None:
 
 def test_a_hint_of_a_kind_that_is_not_known_is_told_as_it_is() -> None:
     found = findings_of(hint("Consider the lilies"), hint("Consider the lilies"), hint("Mind the gap"))
-    assert [finding.title for finding in found] == ["torch hints: Consider the lilies", "torch hints: Mind the gap"]
+    assert [finding.title for finding in found] == ["torch's hint: Consider the lilies", "torch's hint: Mind the gap"]
 
 
 def test_a_warning_without_a_channel_counts_where_it_is_known() -> None:

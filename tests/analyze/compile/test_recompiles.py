@@ -51,7 +51,7 @@ def test_a_chain_is_one_finding_with_the_guard_of_every_version() -> None:
     assert finding.evidence.comparison
     assert finding.evidence.comparison.keys == ("0/0", "0/1", "0/2", "0/3")
     reasons, took = finding.evidence.comparison.sides
-    assert reasons.cells == ("the first one", "x.size(0): 2 -> 3", "x.size(0): 3 -> 4", "x.size(0): 4 -> 5")
+    assert reasons.cells == ("first version", "x.size(0): 2 -> 3", "x.size(0): 3 -> 4", "x.size(0): 4 -> 5")
     assert took.cells == ("1.0 s", "2.0 s", "3.0 s", "4.0 s")
     assert "mark_dynamic(x, 0)" in finding.help
 
@@ -79,7 +79,7 @@ def test_the_guard_of_the_newest_version_counts_whatever_the_order() -> None:
         assert finding.evidence.comparison
         # What 0/1 was made for is what its own guard expects later on.
         cells = finding.evidence.comparison.sides[0].cells
-        assert cells[1:] == ("mode: 'a' -> 'b'", "mode: 'b' -> another")
+        assert cells[1:] == ("mode: 'a' -> 'b'", "mode: 'b' -> other")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_guard_of_the_newest_version_counts_whatever_the_order() -> None:
         ({"cause": "dtype", "subject": "x", "expected": "Float"}, "the dtype of x changed", "one dtype"),
         ({"cause": "gradient", "subject": "x"}, "whether x requires gradients changed", "requires_grad"),
         ({"cause": "rank", "subject": "x", "expected": "1"}, "the number of dimensions of x", "number of dimensions"),
-        ({"cause": "identity", "subject": "f"}, "f was another object", "outside of the loop"),
+        ({"cause": "identity", "subject": "f"}, "f was a different object", "outside the loop"),
         ({"cause": "keys", "subject": "batch"}, "the length or the keys of batch", "same length and keys"),
         ({"cause": "state", "guard": "GLOBAL_STATE changed: grad_mode "}, "(grad_mode)", "gradient mode"),
         ({"cause": "value", "subject": "n", "expected": "2", "actual": "3"}, "the value of n", "as a tensor"),
@@ -154,7 +154,7 @@ def test_modules_that_share_torchs_wrapper_are_not_a_warning() -> None:
             made.append(guard_failed(f"0/{number}", f"0/{number - 1}", "id", cause="identity", subject="fn"))
     [finding] = findings(trace_of(*made), "C402")
     assert (finding.severity, finding.location) == ("info", Location(FILE, 20, "main"))
-    assert "another module or function was compiled" in finding.title
+    assert "a different module or function was compiled" in finding.title
 
 
 def test_the_limit_is_the_finding_and_the_recompilations_its_effect() -> None:
@@ -217,7 +217,7 @@ def test_a_dimension_made_constant_is_told_with_its_line() -> None:
     trace = trace_of(*sizes(48, 49), known, pinned())
     [finding] = findings(trace, "C403")
     assert finding.severity == "warning"
-    assert finding.title.startswith("dimension 0 of x was to be dynamic but is fixed to 48")
+    assert finding.title.startswith("dimension 0 of x should be dynamic but this line fixes it to 48")
     assert finding.location == Location(FILE, 13, "step")
     assert finding.evidence.cost_ns == 2 * SECOND
     assert findings(trace, "C402") == []  # told as what follows from it

@@ -123,7 +123,7 @@ def test_a_rank_that_never_came_and_is_still_compiling_is_the_cause() -> None:
     (finding,) = stalls(hung(3), [compiling(3, 2, 2, "1/0", status="unfinished", duration_ns=-1)])
     assert (finding.severity, finding.certainty, finding.ranks) == ("error", "likely", (3,))
     assert finding.title.startswith("rank 3 was still compiling forward while 3 peers waited for it in all_reduce")
-    assert "its log ends within [1/0]" in finding.evidence.certain[0]
+    assert "its log ends inside [1/0]" in finding.evidence.certain[0]
 
 
 def test_dumps_and_logs_in_one_folder_are_joined(tmp_path: Path) -> None:

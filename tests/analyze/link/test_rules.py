@@ -115,23 +115,29 @@ def lost(folder: Path) -> None:
     change_events(folder / "kineto_trace_0.json", without_some)
 
 
-TWO_TRACES = "ranks 0,1: the execution trace and the profiler trace are of different"
+TWO_TRACES = "ranks 0,1: the execution trace and the profiler trace"
 
 
 @pytest.mark.parametrize(
     ("damage", "cause", "n_missing", "said"),
     [
-        (different_run, f"{TWO_TRACES} runs", 600, "0 of 300 operators found (0 %), 109 numbers under another name"),
-        (no_overlap, f"{TWO_TRACES} steps", 174, "one had ended before the other began"),
+        (
+            different_run, f"{TWO_TRACES} come from different runs", 600,
+            "0 of 300 operators found (0 %), 109 ids under a different name",
+        ),
+        (no_overlap, f"{TWO_TRACES} cover different steps", 174, "one ended before the other began"),
         (no_observer, "ranks 0,1: the observer did not run while the profiler did", 174, "only while an observer runs"),
-        (no_profile, "rank 1: there is no profiler trace beside the execution trace", 174, "no times of their own"),
-        (no_operators, "rank 1: the profiler trace has no operators", 174, "profile with ProfilerActivity.CPU as well"),
+        (no_profile, "rank 1: the execution trace has no matching profiler trace", 174, "contain no times"),
+        (no_operators, "rank 1: the profiler trace has no operators", 174, "profile with ProfilerActivity.CPU too"),
         (
             partial, "ranks 0,1: the observer recorded more than the profiler", 174,
             "rank 0: 174 of 261 operators found (66 %), 87 from before or after the profiler's steps",
         ),
         (cut, "rank 1: the profiler trace is cut off", 40, "rank 1: 134 of 174 operators found (77 %)"),
-        (lost, "rank 0: the profiler trace lacks operators of the execution trace", 61, "lacks many of them"),
+        (
+            lost, "rank 0: operators of the execution trace are missing from the profiler trace", 61,
+            "many are missing from the profiler trace",
+        ),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )  # fmt: skip
@@ -168,7 +174,7 @@ def test_without_numbers_a_low_rate_is_likely_at_most() -> None:
     ]
     [finding] = findings(trace_of(observed(calls), profiled(renamed, ids="absent")), "L501")
     n_missing = sum(call.name == "custom::op" for call in renamed)
-    assert finding.title == f"rank 0: the traces have no common numbers, so {n_missing} operators have no times"
+    assert finding.title == f"rank 0: the traces have no common ids, so {n_missing} operators have no times"
     assert (finding.certainty, finding.evidence.facts["why"]) == ("likely", "no-ids")
     assert "a newer torch" in finding.help
 
@@ -178,7 +184,7 @@ def test_ranks_with_the_same_reason_are_one_finding_and_only_the_first_are_liste
     trace = trace_of(*(observed(calls, file_id=rank, rank=rank) for rank in range(8)), profiled(calls, file_id=9))
     [finding] = findings(trace, "L501")
     assert finding.ranks == tuple(range(1, 8))
-    assert finding.title.startswith("7 ranks (1-7): there is no profiler trace")
+    assert finding.title.startswith("7 ranks (1-7): the execution trace has no matching profiler trace")
     assert len(finding.evidence.certain) == 6
     assert finding.evidence.certain[-1] == "and 2 more"
 
@@ -264,7 +270,7 @@ def test_a_concluded_group_is_said_and_makes_it_likely(tmp_path: Path) -> None:
     assert finding.certainty == "likely"
     assert finding.group is not None
     assert finding.group.inferred
-    assert finding.evidence.likely == ("which group the calls belong to was concluded from the threads that ran them",)
+    assert finding.evidence.likely == ("the group of these calls was inferred from the threads that ran them",)
     assert not finding.evidence.certain
 
 
@@ -285,7 +291,7 @@ def as_clean(path: Path, source: Path, times_faster: float) -> None:
 
 def test_that_the_observer_ran_is_told(folder: Path) -> None:
     [finding] = findings(load(folder), "L503")
-    assert finding.title == "ranks 0,1: operators took longer than usual, as the observer ran"
+    assert finding.title == "ranks 0,1: operators took longer than usual because the observer was running"
     assert (finding.severity, finding.certainty, finding.evidence.facts) == ("info", "certain", {})
     assert "profile two more steps without the observer" in finding.help
 
@@ -361,7 +367,7 @@ def test_kernels_without_launches_are_told(folder: Path) -> None:
     assert (finding.ranks, finding.severity) == ((0,), "warning")
     first, second = finding.evidence.certain
     assert first.startswith("62 of 62 kernels have no operator, most often ")
-    assert second == "62 of these without the call into the runtime that launched them"
+    assert second == "for 62 of these, the runtime call that launched them is missing too"
     assert finding.evidence.facts == {"n_kernels": 62, "n_untied": 62, "n_without_launch": 62}
 
 

@@ -139,7 +139,7 @@ def test_metrics_pages_say_why_a_function_was_compiled_again(tmp_path: Path) -> 
     log = LogBuilder().start("0/0").metrics("0/0").start("0/1")
     log.recompile("0/1", "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5")
     html = page(written(tmp_path, log.metrics("0/1")), "compilation_metrics_2")
-    assert "Why it was compiled again" in html
+    assert "Why it was recompiled" in html
     assert "<td>5</td>" in html
 
 

@@ -95,7 +95,7 @@ def test_ranks_that_compiled_the_same_share_a_row(tmp_path: Path) -> None:
     shown = Shown(loaded(tmp_path, *(compiled(rank, 1.0 + rank) for rank in range(4))))
     assert re.fullmatch(r"\[0/0\] forward train.py:30 1 file .*0-3 4\.0 s .*", shown.row("compile-0-0"))
     assert shown.view.badge == "4"
-    assert "The same on all: compilations" in shown.about("What the ranks did alike, and what not")
+    assert "The same on all: compilations" in shown.about("What the ranks did the same and differently")
 
 
 def test_a_rank_with_another_graph_has_a_row_of_its_own(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_a_rank_with_another_graph_has_a_row_of_its_own(tmp_path: Path) -> None:
 
 def test_who_compiled_more_is_said_first(tmp_path: Path) -> None:
     shown = Shown(loaded(tmp_path, compiled(0), compiled(1), recompiled(2, 8)))
-    said = shown.about("What the ranks did alike, and what not")
-    assert said.startswith("Rank 2 went a different way.")
+    said = shown.about("What the ranks did the same and differently")
+    assert said.startswith("Rank 2 behaved differently.")
     assert "compiled [0/1] (forward, train.py:30), which ranks 0,1 did not" in said
-    assert shown.html.index("What the ranks did alike, and what not") < shown.html.index("Compile time by line")
+    assert shown.html.index("What the ranks did the same and differently") < shown.html.index("Compile time by line")
 
 
 def test_the_ledger_names_the_slowest_rank_and_the_time_of_all(tmp_path: Path) -> None:
@@ -126,21 +126,21 @@ def test_one_rank_needs_no_columns_about_ranks(tmp_path: Path) -> None:
     shown = Shown(loaded(tmp_path, job_log()))
     assert "Ranks" not in shown.html
     assert "All ranks" not in shown.html
-    assert "What the ranks did alike, and what not" not in shown.html
+    assert "What the ranks did the same and differently" not in shown.html
 
 
 def test_chains_that_differ_in_values_alone_are_one(tmp_path: Path) -> None:
     shown = Shown(loaded(tmp_path, *(recompiled(rank, 8 + rank) for rank in range(3)), compiled(3)))
     said = shown.about("Recompilations")
-    assert said.count("compiled again") == 1
-    assert "forward train.py:30 compiled again 1 time, up to 4.0 s, ranks 0-2" in said
+    assert said.count("recompiled") == 1
+    assert "forward train.py:30 recompiled 1 time, up to 4.0 s, ranks 0-2" in said
     assert "expected 8, actual 9" in said
 
 
 def test_chains_about_another_guard_stay_apart(tmp_path: Path) -> None:
     other = compiled(1).start("0/1", (USER_SITE, FORWARD)).recompile("0/1", "0/0: L['scale'] == 3").metrics("0/1")
     said = Shown(loaded(tmp_path, recompiled(0, 8), other)).about("Recompilations")
-    assert said.count("compiled again") == 2
+    assert said.count("recompiled") == 2
     assert "rank 0" in said
     assert "rank 1" in said
 
@@ -202,7 +202,7 @@ def test_texts_beyond_the_room_are_counted_and_said(tmp_path: Path) -> None:
     assert [text for name, text in files.items() if name.startswith("inductor_output_code")] == [""]
     assert any(text for text in files.values())
     assert shown.contents.remarks == [
-        "1 of 4 files of compilations are too large for the page; rankscope compile PATH -o report/ writes all of them."
+        "1 of 4 compile files did not fit in the page. For all of them, run rankscope compile PATH -o report/."
     ]
     assert sum(map(len, shown.contents.blocks.packed.values())) < 30_000
 
@@ -210,9 +210,10 @@ def test_texts_beyond_the_room_are_counted_and_said(tmp_path: Path) -> None:
 def test_compilations_beyond_the_room_are_counted_and_said(tmp_path: Path) -> None:
     shown = Shown(loaded(tmp_path, crowded_log(60)), max_bytes=100_000)
     assert shown.html.count('<tr id="compile-') == 20
-    assert 'id="compile-59-1"' in shown.html  # the dearest
+    assert 'id="compile-59-1"' in shown.html  # the most expensive
     assert any(
-        said.startswith("Of 120 different compilations the page shows the 20 that") for said in shown.contents.remarks
+        said.startswith("The page shows the 20 most important of 120 different compilations")
+        for said in shown.contents.remarks
     )
 
 
@@ -228,7 +229,8 @@ def test_ranks_and_messages_beyond_the_room_are_counted_and_said(tmp_path: Path)
         ("graph breaks", "graph_breaks"),
     ):
         assert re.search(
-            rf'Of \d+ {what} the page shows the \d+ that tell most; rankscope query PATH "from {table}"', said
+            rf'shows the \d+ most important of \d+ {what}. For all of them, run rankscope query PATH "from {table}"',
+            said,
         )
     assert len(shown.html) < 30_000
 
@@ -264,8 +266,8 @@ def test_text_logs_of_several_ranks_in_one_file(tmp_path: Path) -> None:
     shown = Shown(load(tmp_path, jobs=1))
     assert "from TORCH_LOGS" in shown.view.body
     assert re.search(r"^.* 3 .*train.py:14 in step .* 0-2$", shown.about("Graph breaks"))
-    assert "compiled again 1 time, ranks 0-2" in shown.about("Recompilations")
-    assert re.search(r"warning perf_hints 1 too few registers at all 1 debug", shown.about("Messages of TORCH_LOGS"))
+    assert "recompiled 1 time, ranks 0-2" in shown.about("Recompilations")
+    assert re.search(r"warning perf_hints 1 too few registers at all 1 debug", shown.about("TORCH_LOGS messages"))
     assert "0 us" not in shown.html
     assert "file</span>" not in shown.html
 
@@ -283,7 +285,7 @@ def test_a_log_that_tells_no_rank_is_not_called_minus_one(tmp_path: Path) -> Non
     nameless = LogBuilder().start("0/0", (USER_SITE, FORWARD))
     nameless.metrics("0/0", fail_type="RuntimeError", fail_reason="no kernel")
     shown = Shown(loaded(tmp_path, compiled(1), with_code(nameless, "x = 1")))
-    assert "a log without rank RuntimeError" in shown.about("Failures")
+    assert "a log with no rank RuntimeError" in shown.about("Failures")
     assert " unknown " in shown.row("compile-0-0") + shown.row("compile-0-0-v2")
     assert "-1" not in re.sub(r"<[^>]+>", " ", shown.html)
 

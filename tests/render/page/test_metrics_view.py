@@ -92,7 +92,7 @@ def test_a_spike_survives_thinning_and_thinning_is_said() -> None:
     values[1, 2_345] = 50.0
     body, contents = shown(measured("grad_norm", values))
     assert re.search(r"rank 1: 1 to 50\b", body)
-    assert "1 metric of more than" in contents.remarks[0]
+    assert "1 metric with more than" in contents.remarks[0]
     assert len(body) < 500_000
 
 

@@ -118,7 +118,7 @@ def test_without_marked_steps_the_whole_trace_is_shown() -> None:
     breakdown = trace.tables["step_breakdown"]
     trace.tables["step_breakdown"] = breakdown.replaced({"step": np.full(2, -1)})
     body = view(trace).body
-    assert "no step was marked" in body
+    assert "no steps were marked" in body
     assert 'id="step-times"' not in body
     assert "step -1" not in body
 
@@ -273,7 +273,7 @@ def test_what_would_help() -> None:
         {"kind": "rank", "what": "rank 1", "step_ns": 100 * MS, "saved_ns": 1},
     ]
     body = view(with_tables(profiled(4, 1), what_if=rows)).body
-    assert "rank 3: 20 ms less, 80 ms a step" in body
+    assert "rank 3: saves 20 ms, 80 ms per step" in body
     assert bar_labels(body, "chart-what-if") == ["rank 3"]
 
 

@@ -65,28 +65,28 @@ def test_a_rank_without_a_dump() -> None:
 
 def test_what_the_ring_dropped_is_not_held_against_a_rank() -> None:
     trace = job({0: [DONE, WAITING], 1: [WAITING + " #2"]}, Setting(dropped={1: 1}))
-    assert states(trace) == [["done", "waiting"], ["dropped from its ring", "waiting"]]
+    assert states(trace) == [["done", "waiting"], ["overwritten in its ring buffer", "waiting"]]
 
 
 def test_the_odd_call_is_a_mismatch_and_those_of_most_are_not() -> None:
     trace = job({0: [DONE, WAITING], 1: [DONE, WAITING], 2: [DONE, ODD]})
-    assert [row[1] for row in states(trace)] == ["waiting", "waiting", "mismatch: another call than most"]
+    assert [row[1] for row in states(trace)] == ["waiting", "waiting", "mismatch: a different call than most"]
 
 
 def test_the_odd_size_is_a_mismatch() -> None:
     trace = job({rank: [WAITING.replace("[8]", "[9]" if rank == 1 else "[8]")] for rank in range(3)})
-    assert [row[0] for row in states(trace)] == ["waiting", "mismatch: another call than most", "waiting"]
+    assert [row[0] for row in states(trace)] == ["waiting", "mismatch: a different call than most", "waiting"]
 
 
 def test_where_two_disagree_nobody_is_right() -> None:
     trace = job({0: [WAITING], 1: [ODD]})
-    assert [row[0] for row in states(trace)] == ["mismatch: another call than most"] * 2
+    assert [row[0] for row in states(trace)] == ["mismatch: a different call than most"] * 2
 
 
 def test_a_call_from_another_line_shows_where_programs_parted() -> None:
     elsewhere = DONE.replace("loop.py:10", "loop.py:99")
     trace = job({0: [DONE, DONE], 1: [DONE, elsewhere], 2: [DONE, DONE]})
-    assert states(trace) == [["done", "done"], ["done", "done, from another line than most"], ["done", "done"]]
+    assert states(trace) == [["done", "done"], ["done", "done, from a different line than most"], ["done", "done"]]
     without_majority = job({0: [DONE], 1: [elsewhere]})
     assert states(without_majority) == [["done"], ["done"]]
 
@@ -125,14 +125,14 @@ def test_groups_of_one_kind_share_a_map_where_no_rank_is_in_two() -> None:
 def test_a_group_with_fewer_collectives_takes_no_part_in_the_rest() -> None:
     programs = {0: ["tp:1 all_reduce done"] * 2, 1: ["tp:1 all_reduce done"] * 2, 2: ["tp:2 all_reduce done"]}
     trace = job({**programs, 3: programs[2]}, Setting(config={"1": [[0, 1]], "2": [[2, 3]]}))
-    assert states(trace)[2:] == [["done", "takes no part"]] * 2
+    assert states(trace)[2:] == [["done", "not involved"]] * 2
 
 
 def test_transfers_have_a_map_of_their_own() -> None:
     sends = ["pp:1 send>1 done", "pp:1 send>1 waiting"]
     trace = job({0: sends, 1: ["pp:1 recv<0 done"], 2: []}, Setting(config={"1": [[0, 1, 2]]}))
     assert [choice.kind for choice in choices(trace)] == ["transfers"]
-    assert states(trace) == [["done", "waiting"], ["done", "not joined"], ["takes no part"] * 2]
+    assert states(trace) == [["done", "waiting"], ["done", "not joined"], ["not involved"] * 2]
 
 
 def test_the_first_map_is_that_of_the_first_finding_else_the_largest_with_something_wrong() -> None:
@@ -253,7 +253,7 @@ def test_a_page_without_room_is_thinned_and_says_so() -> None:
     trace = job(programs)
     (_, small), (_, large) = shown(trace, max_bytes=14_000), shown(trace)
     assert not large.remarks
-    assert "the worst of them" in small.remarks[0]
+    assert "colors it by the worst one" in small.remarks[0]
     assert len(small.blocks.get("map-0")) < len(large.blocks.get("map-0"))
 
 

@@ -1,4 +1,4 @@
-"""Where everybody stands: one tree of all stacks, the odd ranks first, within the room that the page has."""
+"""Where each rank is now: one tree of all stacks, the odd ranks first, within the room that the page has."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def test_frames_of_torch_are_folded_but_for_the_innermost() -> None:
 
 
 def test_sources_are_named() -> None:
-    assert "2 ranks by the stack of the main thread" in said(view_of(trace_of({LOAD: [0, 1]})).body)
-    assert "oldest call that has not ended" in said(view_of(trace_of({LOAD: [0]}, "waiting")).body)
-    assert "has gone on since" in said(view_of(trace_of({LOAD: [0]}, "last")).body)
+    assert "the stack of the main thread (2 ranks)" in said(view_of(trace_of({LOAD: [0, 1]})).body)
+    assert "oldest unfinished call" in said(view_of(trace_of({LOAD: [0]}, "waiting")).body)
+    assert "has moved on since" in said(view_of(trace_of({LOAD: [0]}, "last")).body)
     assert "ValueError: bad batch" in said(view_of(trace_of({LOAD: [0]}, reason="ValueError: bad batch")).body)
 
 
@@ -108,7 +108,7 @@ def test_lines_of_code_where_they_may_be_shown(tmp_path: Path) -> None:
 
 def test_ranks_without_a_stack_come_last_with_what_to_collect() -> None:
     words = said(view_of(trace_of({LOAD: [0, 1]}), world_size=4).body)
-    assert "No stack of ranks 2,3." in words
+    assert "No stack from ranks 2,3." in words
     assert "rankscope record" in words
 
 
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_left_out_and_said() -> None:
     assert "f1999" in words  # who is to blame
     assert "100 ranks (2000-2099)" in words  # and where most are
     [remark] = contents.remarks
-    n_left = int(re.findall(r"Stacks: no room for ([\d,]+) more stacks of", remark)[0].replace(",", ""))
+    n_left = int(re.findall(r"Stacks: no room for ([\d,]+) more stacks from", remark)[0].replace(",", ""))
     assert 0 < n_left < 2000
 
 

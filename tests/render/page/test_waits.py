@@ -97,7 +97,7 @@ def test_a_large_cycle_is_one_node_that_waits_for_itself() -> None:
     assert [edge.in_cycle for edge in graph.inner] == [True]
     body = view_of(trace).body
     assert body.count('class="edge cycle"') == 1
-    assert "ranks that wait for each other" in body
+    assert "these ranks wait for each other" in body
 
 
 def test_a_long_chain_stays_small() -> None:
@@ -121,12 +121,12 @@ def test_the_view_names_the_cause_by_word_and_links_its_finding() -> None:
     body = view_of(trace_of([wait(0, [0, 1, 3], 9, is_cause=True)]), finding).body
     assert '<a href="#H104-1"><text' in body
     assert re.search(r'class="tag"[^>]*>cause<', body)
-    assert "3 ranks wait, in the end for rank 9." in body
+    assert "3 ranks are waiting, ultimately for rank 9." in body
     assert 'href="#map?group=0&amp;rank=0&amp;seq=5"' in body
     assert "loop.py:212 clip" in unescape(body)
     [listed] = re.findall(r"<tbody.*</tbody>", body)
     assert "rank 9</a> <b>cause</b>" in listed
-    assert "has not come" in listed
+    assert "has not joined" in listed
 
 
 def test_nobody_waits_is_good_news_and_not_missing_data() -> None:
@@ -134,7 +134,7 @@ def test_nobody_waits_is_good_news_and_not_missing_data() -> None:
     trace.tables["waits"] = Table.from_rows("waits", [])
     view = view_of(trace)
     assert view.is_absent
-    assert "No rank waits for another: nothing hangs." in view.body
+    assert "No rank is waiting for another." in view.body
     assert "rankscope record" not in view.body
     lost = Finding("H101", "rank-lost", "error", "likely", "rank 3 left no dump", ranks=(3,))
     assert "nothing hangs" not in view_of(trace, lost).body

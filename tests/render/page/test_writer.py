@@ -111,4 +111,4 @@ def test_links_into_the_map_name_transfers_as_the_map_does() -> None:
 def test_holes_are_told_at_the_top() -> None:
     body = body_of(sample.hang())
     holes = body[: body.index('id="findings"')]
-    assert "Nothing was read of 2 ranks: 77,78." in holes
+    assert "No data from ranks 77,78." in holes

@@ -127,7 +127,7 @@ def test_a_file_that_tells_no_rank_is_a_process_of_its_own(tmp_path: Path) -> No
     trace = trace_of(files=files, profiles=[profile(-1)], ops=[op("aten::mm", 1, 2, rank=-1)])
     drawn = draw(trace, tmp_path)
     [event] = drawn.of("X")
-    assert drawn.process_names()[event["pid"]] == "rank not known (odd.json)"
+    assert drawn.process_names()[event["pid"]] == "unknown rank (odd.json)"
 
 
 def test_hostile_names_are_only_text(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Chakra graphs: made from linked traces, judged as a simulator would, replayed."""
+"""Chakra graphs: made from linked traces, checked as a simulator would, replayed."""

@@ -18,7 +18,7 @@ _CYCLE_SHOWN = 20
 
 def check_graph(graph: RankGraph) -> Iterator[Breach]:
     if not graph.path.endswith(".et") or graph.rank is None:
-        yield Breach("file-name", graph, WHOLE_FILE, lambda _: "The file is not called <prefix>.<rank>.et.")
+        yield Breach("file-name", graph, WHOLE_FILE, lambda _: "The file is not named <prefix>.<rank>.et.")
     if not len(graph):
         yield Breach("no-nodes", graph, WHOLE_FILE, lambda _: "The file has no nodes.")
         return
@@ -53,7 +53,7 @@ def _check_dependencies(graph: RankGraph) -> Iterator[Breach]:
     can_start = ~graph.has_dependencies & ~untimed
     # Without any free node there is a cycle or a dangling dependency, which is said already.
     if not can_start.any() and not graph.has_dependencies.all():
-        yield Breach("start-node", graph, WHOLE_FILE, lambda _: "Only METADATA nodes are without dependencies.")
+        yield Breach("start-node", graph, WHOLE_FILE, lambda _: "Only METADATA nodes have no dependencies.")
 
 
 def _dangling(graph: RankGraph, rule: str, kind: str, dependencies: Dependencies) -> Breach:
@@ -63,7 +63,7 @@ def _dangling(graph: RankGraph, rule: str, kind: str, dependencies: Dependencies
         rule,
         graph,
         dependencies.after[edges],
-        lambda row: f"Its {kind} dependency {wanted[row]} is no node of the file.",
+        lambda row: f"Its {kind} dependency {wanted[row]} is not a node of the file.",
     )
 
 
@@ -78,9 +78,7 @@ def _check_types_and_durations(graph: RankGraph) -> Iterator[Breach]:
     wrong = np.flatnonzero((graph.type == INVALID) | (graph.type < 0) | (graph.type >= len(NODE_TYPES)))
     yield Breach("node-type", graph, wrong, lambda row: f"Its type is {_type_name(int(graph.type[row]))}.")
     insane = np.flatnonzero((graph.duration_us < 0) | (graph.duration_us > _LONGEST_US))
-    yield Breach(
-        "duration", graph, insane, lambda row: f"It lasts {graph.nodes[row].duration_us} microseconds as written."
-    )
+    yield Breach("duration", graph, insane, lambda row: f"Its duration is {graph.nodes[row].duration_us} microseconds.")
 
 
 def _type_name(number: int) -> str:
@@ -100,6 +98,6 @@ def _check_start_times(graph: RankGraph) -> Iterator[Breach]:
     def sentence(row: int) -> str:
         other = cause[row]
         by = int(start_us[other] - start_us[row])
-        return f"It began {by} us before node {graph.label(other)}, on which it depends."
+        return f"It started {by} us before node {graph.label(other)}, which it depends on."
 
     yield Breach("start-order", graph, np.array(list(cause), np.int64), sentence)

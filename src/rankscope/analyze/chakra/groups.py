@@ -1,4 +1,4 @@
-"""Groups of ranks as simulators learn them: from the METADATA nodes of the same file."""
+"""Groups of ranks as simulators see them: from the METADATA nodes of the same file."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def groups_of(graph: RankGraph, world: Sequence[int]) -> Groups:
         try:
             groups = _read_groups(graph.nodes[row].inputs.values)
         except msgspec.MsgspecError as error:
-            mistakes.append(Misdescription(row, f"its input is no list of groups: {error}."))
+            mistakes.append(Misdescription(row, f"its input is not a list of groups: {error}."))
             continue
         for group in groups:
             if not is_group_number(group.pg_name):
-                mistakes.append(Misdescription(row, f"the group name {group.pg_name!r} is no decimal number."))
+                mistakes.append(Misdescription(row, f"the group name {group.pg_name!r} is not a decimal number."))
             elif group.pg_name not in _WORLD_NAMES:
                 described[str(int(group.pg_name))] = tuple(sorted(group.ranks)) or tuple(world)
     attributes = (graph.attribute(row, "pg_name") for row in graph.comm_rows.tolist())

@@ -26,7 +26,7 @@ def are_comparable(windows: Sequence[Window | None]) -> bool:
 
 
 def begins_of(windows: Sequence[Window | None]) -> list[int]:
-    """How much later than the first rank each one began; all at once where that cannot be told."""
+    """How much later than the first rank each one started; all at once if that is unknown."""
     known = [window for window in windows if window is not None]
     if not are_comparable(windows):
         return [0] * len(windows)

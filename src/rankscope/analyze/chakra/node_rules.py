@@ -66,8 +66,8 @@ def _check_kinds(graph: RankGraph) -> Iterator[Breach]:
         for name, attribute in node.attributes.items():
             kind = wanted(name)
             if kind is not None and attribute.kind != kind:
-                found = converted if _is_converted(attribute.kind, kind) else unreadable
-                found[row] = f"Its {name} is of the kind {attribute.kind}, not {kind}."
+                problems = converted if _is_converted(attribute.kind, kind) else unreadable
+                problems[row] = f"Its {name} has the kind {attribute.kind}, not {kind}."
     yield Breach("attribute-unreadable", graph, np.array(list(unreadable), np.int64), unreadable.__getitem__)
     yield Breach("attribute-kind", graph, np.array(list(converted), np.int64), converted.__getitem__)
 
@@ -118,7 +118,7 @@ def _check_groups(graph: RankGraph, groups: Groups) -> Iterator[Breach]:
         "pg-name",
         graph,
         rows[by_row == "pg-name"],
-        lambda row: f"Its group is called {names[row]!r}, which is no number.",
+        lambda row: f"Its group is named {names[row]!r}, which is not a number.",
     )
     yield Breach(
         "group-undescribed",
@@ -193,6 +193,6 @@ def _wrong_peers(graph: RankGraph, rows: Array, names: tuple[str, str], world_si
     def sentence(row: int) -> str:
         found = {name: graph.attribute(row, name) for name in (peer_name, own_name)}
         said = " and ".join(f"{name} {attribute.value!r}" for name, attribute in found.items() if attribute is not None)
-        return f"It is of rank {graph.rank} and has {said}."
+        return f"It belongs to rank {graph.rank} and has {said}."
 
     return Breach("peer", graph, rows[wrong], sentence)

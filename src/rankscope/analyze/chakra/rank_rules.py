@@ -40,16 +40,17 @@ def check_files(graphs: Sequence[RankGraph], world_size: int) -> Iterator[Breach
     if len(graphs) > 1 and n_absent > 0:  # a file alone is looked at for itself
         absent = islice((rank for rank in count() if rank not in by_rank), min(n_absent, _RANKS_SHOWN))
         shown = ", ".join(map(str, absent)) + (", ..." if n_absent > _RANKS_SHOWN else "")
-        says = f"There is no file for {n_absent} of the ranks that files and groups name: {shown}."
+        are = "rank is" if n_absent == 1 else "ranks are"
+        says = f"{n_absent:,} {are} named by files or groups but {'has' if n_absent == 1 else 'have'} no file: {shown}."
         yield Breach("ranks-missing", graphs[0], WHOLE_FILE, lambda _: says)
 
 
 def _twice(graph: RankGraph, first: RankGraph) -> Breach:
-    return Breach("rank-twice", graph, WHOLE_FILE, lambda _: f"Rank {graph.rank} has another file too: {first.path}.")
+    return Breach("rank-twice", graph, WHOLE_FILE, lambda _: f"Rank {graph.rank} has a second file: {first.path}.")
 
 
 def check_collectives(graphs: Sequence[RankGraph], books: Sequence[Groups]) -> Iterator[Breach]:
-    """Ranks are compared with what most of their group do; where they first part is said, the rest follows from it."""
+    """Ranks are compared with what most of their group do; only the first difference is listed, the rest follow."""
     for key, calls in collectives_by_group(graphs, books).items():
         types = [call.graph.integers("comm_type", call.rows) for call in calls]
         sizes = [call.graph.integers("comm_size", call.rows) for call in calls]

@@ -1,4 +1,4 @@
-"""Judges Chakra files as a simulator would."""
+"""Checks Chakra files the way a simulator would read them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rankscope.analyze.chakra.rank_rules import check_collectives, check_files, 
 from rankscope.analyze.chakra.replay import deadlock_of_simulator, replay_plan
 from rankscope.analyze.chakra.verdict import Deadlock, Problem, Replay, RuleCheck, Verdict
 from rankscope.model.chakra import COMP, ChakraFile
+from rankscope.model.finding import count_noun
 
 SHOWN = 5
 _REPLAYS = ("replay-deadlock", "one-at-a-time")
@@ -60,7 +61,7 @@ class _Replayed(NamedTuple):
 
 
 def _replay(graphs: Sequence[RankGraph], books: Sequence[Groups], stopped_by: Sequence[str]) -> _Replayed:
-    explained = dict.fromkeys(_REPLAYS, f"what is broken already stops a replay: {', '.join(stopped_by)}")
+    explained = dict.fromkeys(_REPLAYS, f"broken rules already stop a replay: {', '.join(stopped_by)}")
     if not all(map(ids_are_unique, graphs)):  # dependencies have no meaning then
         return _Replayed(None, {}, explained)
     plan = plan_of(graphs, books)
@@ -71,7 +72,7 @@ def _replay(graphs: Sequence[RankGraph], books: Sequence[Groups], stopped_by: Se
     if stopped_by:
         return _Replayed(replay, {}, explained)
     return _Replayed(
-        replay, {"replay-deadlock": replay.deadlock}, {"one-at-a-time": "it is stuck with any number at a time"}
+        replay, {"replay-deadlock": replay.deadlock}, {"one-at-a-time": "it gets stuck even without this limit"}
     )
 
 
@@ -98,7 +99,7 @@ def _why_not_across(graphs: Sequence[RankGraph]) -> str:
     if len(graphs) < 2:
         return "only one file is given"
     if None in ranks:
-        return f"the name of a file does not say its rank: {graphs[ranks.index(None)].path}"
+        return f"a file name does not contain its rank: {graphs[ranks.index(None)].path}"
     return "a rank has two files" if len(set(ranks)) < len(ranks) else ""
 
 
@@ -154,10 +155,12 @@ def _deadlock_problem(rule_name: str, deadlock: Deadlock) -> Problem:
 def _notes(graphs: Sequence[RankGraph]) -> Iterable[str]:
     kernels = [graph for graph in graphs if ((graph.type == COMP) & ~graph.on_cpu).any()]
     if kernels and not any(graph.has(name).any() for graph in kernels for name in ("num_ops", "tensor_size")):
-        yield "No node has num_ops or tensor_size: durations are replayed as measured, the roofline model needs both."
+        yield "No node has num_ops or tensor_size: durations are replayed as measured; the roofline model needs both."
     n_instant = sum(int(np.count_nonzero(graph.duration_ns[graph.comm_rows] == 0)) for graph in graphs)
     if n_instant:
-        yield f"{n_instant} communication nodes have no duration: the replay takes them as instant."
+        have = count_noun(n_instant, "communication node has", "communication nodes have")
+        yield f"{have} no duration: the replay treats {'it' if n_instant == 1 else 'them'} as instant."
     n_short = sum(int(np.count_nonzero((graph.duration_us == 0) & (graph.duration_ns > 0))) for graph in graphs)
     if n_short:
-        yield f"{n_short} nodes last under half a microsecond and are written as 0: astra-sim takes 1 ns for each."
+        are = count_noun(n_short, "node is", "nodes are")
+        yield f"{are} shorter than half a microsecond and written as 0: astra-sim counts 1 ns for each."

@@ -1,4 +1,4 @@
-"""What is said about Chakra files: the rules that they break, and how their graph replays."""
+"""The answer about Chakra files: the rules they break, and how their graph replays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RANK_IN_NAME = re.compile(r"\.(\d{1,9})\.et(?:\.\w+)?$")
 
 
 def rank_of(path: str) -> int | None:
-    """The rank that a file belongs to: simulators tell it by the name alone, <prefix>.<rank>.et."""
+    """The rank that a file belongs to: simulators know it only from the name, <prefix>.<rank>.et."""
     found = _RANK_IN_NAME.search(path)
     return int(found[1]) if found else None
 

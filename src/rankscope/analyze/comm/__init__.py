@@ -1,1 +1,1 @@
-"""What profiler traces of several ranks tell about communication."""
+"""What profiler traces of several ranks show about communication."""

@@ -133,7 +133,7 @@ class Aligner:
         yield from np.split(rows[order], np.flatnonzero(changes))
 
     def _shift(self, clock: int, tracks: list[Array]) -> float:
-        """By how much the clock is ahead of those in place; 0 when nothing tells."""
+        """How far the clock is ahead of those in place; 0 if unknown."""
         differences = []
         n_voters = 0
         n_of_domain: dict[int, int] = {}

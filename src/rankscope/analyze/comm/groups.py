@@ -1,4 +1,4 @@
-"""Which group of ranks each traced call belongs to: by what the traces say, else by what can be concluded."""
+"""Which group of ranks each traced call belongs to: from what the traces say, else inferred."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CommGroup(NamedTuple):
 
 
 class Mention(NamedTuple):
-    """How one trace speaks of a group: all its calls with the same words. `lane` tells apart calls without any."""
+    """How one trace names a group: all its calls with the same words. `lane` separates calls without any."""
 
     file_id: int
     rank: int
@@ -139,7 +139,7 @@ def _lane(mention: Mention) -> tuple[int, int, int]:
 
 
 def _named_by_lane(mentions: Sequence[Mention], keys: Sequence[_Key | None]) -> list[_Key | None]:
-    """A process gives each group a stream of its own: calls without words belong to the group of their stream."""
+    """A process gives each group its own stream: calls without a name belong to the group of their stream."""
     on_lane: dict[tuple[int, int, int], set[_Key]] = {}
     for mention, key in zip(mentions, keys, strict=True):
         if key is not None and not mention.is_on_host:

@@ -1,4 +1,4 @@
-"""D905 to D908: what keeps profiler traces from being judged across ranks."""
+"""D905 to D908: what prevents a comparison of profiler traces across ranks."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _MAX_SHOWN = 6
 
 @rule("D905", "clocks-unaligned", needs=("comms", "profiles"))
 def clocks_unaligned(trace: Trace) -> Iterator[Finding | Effect]:
-    """The clocks of some hosts could not be compared, so who of them came last is not known.
+    """The clocks of some hosts could not be aligned, so it is unknown which of their ranks came last.
 
     What it means: these hosts share fewer than three collectives or transfers with the others in the recorded time.
-    Their times are taken as they are, and arrivals are not compared between them and others. Who stands in
-    communication for how long needs no common clock and is judged as usual.
+    Their times are used as they are, and arrivals are not compared with those of other hosts. How long each rank spends
+    in communication needs no common clock and is analyzed as usual.
 
-    Why it happens: the windows of the ranks do not overlap, the traces do not tell which calls belong together, or the
-    hosts talk to each other by few or no collectives.
+    Why it happens: the recorded windows of the ranks do not overlap, the traces do not show which calls belong
+    together, or the hosts share few or no collectives.
 
-    What to do: record the same steps on all ranks, at least three of them, with a version of torch that names groups
-    and numbers calls in the trace.
+    What to do: record the same steps on all ranks, at least three of them, with a version of torch that writes group
+    names and call numbers to the trace.
 
-    What could fool it: a host whose name the traces do not have counts once for each of its ranks.
+    What could fool it: if the traces do not have a host's name, each of its ranks counts as a separate host.
     """
     clocks = matching_of(trace).clocks
     quality = clock_quality(clocks)
@@ -56,8 +56,8 @@ def clocks_unaligned(trace: Trace) -> Iterator[Finding | Effect]:
         title=f"the clocks of {whose} could not be aligned: arrivals are not compared across them",
         ranks=ranks,
         evidence=Evidence(
-            certain=(f"fewer than {MIN_SHARED} calls are shared with the other clocks",),
-            notes=("how long each rank stands in communication needs no common clock",),
+            certain=(f"they share fewer than {MIN_SHARED} calls with the other clocks",),
+            notes=("how long each rank spends in communication is still known: that needs no common clock",),
             facts={"hosts": hosts, "n_clocks": len(used)},
         ),
         help="record the same steps on all ranks; `rankscope metrics PATH profile_clocks` shows what is shared",
@@ -68,18 +68,17 @@ def clocks_unaligned(trace: Trace) -> Iterator[Finding | Effect]:
 def comm_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
     """Collectives or transfers whose partners on other ranks were not found.
 
-    What it means: these calls lie in the time that several ranks recorded, yet nothing in the traces says which calls
-    of other ranks belong to them. They count as communication of their rank; waits, arrivals and bandwidths leave
-    them out.
+    What it means: these calls are in a time that several ranks recorded, but nothing in the traces says which calls of
+    other ranks belong to them. They count as communication of their rank, but are left out of waits, arrivals and
+    bandwidths.
 
-    Why it happens: traces without metadata of the collectives (older versions of torch, batched sends and receives
-    whose kernels carry none), transfers that do not say who the other end is, traces of which only a sample of the
-    events was kept.
+    Why it happens: traces without collective metadata (older versions of torch, batched sends and receives whose
+    kernels carry none), transfers that do not name the other end, traces that kept only a sample of the events.
 
     What to do: record with a newer version of torch: groups and sizes are in the traces since 2.2, the number and id of
     each call since 2.13. Record all ranks, over the same steps.
 
-    What could fool it: calls whose partner was not traced are not counted here, see D907.
+    What could fool it: calls whose partner was not traced are not counted here; see D907.
     """
     measures = measures_of(trace)
     matching = measures.matching
@@ -99,7 +98,7 @@ def comm_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
     reason = (
         "the traces do not say which group they belong to"
         if is_nameless.mean() >= 0.5
-        else "their partners are missing from the traces, or end at other times"
+        else "their partners are missing from the traces, or end at different times"
     )
     yield Finding(
         code="D906",
@@ -116,36 +115,37 @@ def comm_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 def _has_traced_partner(measures: Measures) -> Array:
-    """Calls that ended while another member of their group (any rank, where it is not known) was being recorded."""
+    """Calls that ended while another member of their group was being recorded (any other rank, if the group is
+    unknown)."""
     matching = measures.matching
     rows = matching.rows
     expected = np.zeros(len(rows), bool)
     for group in np.unique(matching.group).tolist():
-        own = np.flatnonzero(matching.group == group)
-        everybody = np.arange(len(rows)) if group == UNKNOWN_GROUP else own
-        ranks = np.unique(rows.rank[everybody])
-        n_recording = np.zeros(len(own), np.int64)
+        in_group = np.flatnonzero(matching.group == group)
+        candidates = np.arange(len(rows)) if group == UNKNOWN_GROUP else in_group
+        ranks = np.unique(rows.rank[candidates])
+        n_recording = np.zeros(len(in_group), np.int64)
         for rank in ranks.tolist():
-            theirs = everybody[rows.rank[everybody] == rank]
+            theirs = candidates[rows.rank[candidates] == rank]
             low, high = measures.start_ns[theirs].min(), measures.end_ns[theirs].max()
-            n_recording += (measures.end_ns[own] >= low) & (measures.end_ns[own] <= high)
-        expected[own] = n_recording > 1
+            n_recording += (measures.end_ns[in_group] >= low) & (measures.end_ns[in_group] <= high)
+        expected[in_group] = n_recording > 1
     return expected
 
 
 @rule("D907", "profile-missing", needs=("profiles",))
 def profile_missing(trace: Trace) -> Iterator[Finding | Effect]:
-    """Ranks of the job have no profiler trace here.
+    """Some ranks of the job have no profiler trace here.
 
-    What it means: the traces speak of a larger job than they come from. Who is late can only be judged among the ranks
-    that were traced: if all of these wait, the one they wait for may be among the others.
+    What it means: the traces mention a larger job than they come from. Late ranks can only be found among those that
+    were traced: if all of these wait, the one they wait for may be missing.
 
-    Why it happens: only some ranks were profiled, files lie on the disks of other nodes, or a process was gone before
-    it could write its trace.
+    Why it happens: only some ranks were profiled, files are on the disks of other nodes, or a process ended before it
+    could write its trace.
 
     What to do: record all ranks, or at least all members of the groups in question, and collect the files of all nodes.
 
-    What could fool it: traces that do not tell the size of the job, and rank numbers taken from file names.
+    What could fool it: traces that do not contain the world size, and rank numbers taken from file names.
     """
     profiles = trace.table("profiles")
     traced = set(profiles.array("rank").tolist()) - {MISSING}
@@ -161,13 +161,13 @@ def profile_missing(trace: Trace) -> Iterator[Finding | Effect]:
         rule="profile-missing",
         severity="warning" if is_accident else "info",
         certainty="certain",
-        title=f"no profile from {ranks_phrase(missing)} of {n_ranks}",
+        title=f"no profile from {ranks_phrase(missing)} (the job has {n_ranks} ranks)",
         ranks=missing,
         evidence=Evidence(
-            notes=(f"a rank that all others wait for may be {'the one' if len(missing) == 1 else 'among them'}",),
+            notes=(f"the rank others wait for may be {'this one' if len(missing) == 1 else 'one of these'}",),
             facts={"n_missing": len(missing), "n_traced": len(traced)},
         ),
-        help="collect the traces of all nodes; profile all ranks to see who waits for whom",
+        help="collect the traces of all nodes; profile all ranks to see which ranks wait for which",
     )
 
 
@@ -183,35 +183,35 @@ class _Span(NamedTuple):
 
 @rule("D908", "profile-overlap", needs=("profiles",))
 def profile_overlap(trace: Trace) -> Iterator[Finding | Effect]:
-    """Traces that cannot be of one recording: two of one rank at the same time, or ranks at different times.
+    """Traces that cannot come from one recording: two of one rank at the same time, or ranks at different times.
 
     What it means: a rank has several traces that overlap in time, so its time is counted twice; or its call numbers
-    start again, which they never do within a run; or more than a day lies between them; or some
-    ranks were recorded at another time than most.
+    restart, which never happens within a run; or the traces are more than a day apart; or some ranks were recorded at a
+    different time than most.
 
-    Why it happens: traces of several runs or attempts in one folder, a trace that was exported twice, a file name that
-    tells the wrong rank.
+    Why it happens: traces of several runs or attempts in one folder, a trace that was exported twice, a file name with
+    the wrong rank.
 
-    What to do: keep the traces of one run in a folder of its own.
+    What to do: keep the traces of each run in a separate folder.
 
-    What could fool it: several windows of one rank, one after the other, are normal and not told.
+    What could fool it: several consecutive windows of one rank are normal and not reported.
     """
     spans = _aligned_spans(trace)
     doubled = _overlapping(spans)
     restarted = _restarting(trace) if trace.has("comms") else ()
     distant = _distant(spans)
     apart = _apart(spans)
-    told = (
+    problems = (
         (doubled, f"two traces of {ranks_phrase(doubled)} overlap in time", "their time is counted twice"),
-        (restarted, f"the traces of {ranks_phrase(restarted)} are of different runs", "their call numbers start again"),
-        (distant, f"the traces of {ranks_phrase(distant)} are of different runs", "more than a day lies between them"),
+        (restarted, f"the traces of {ranks_phrase(restarted)} come from different runs", "their call numbers restart"),
+        (distant, f"the traces of {ranks_phrase(distant)} come from different runs", "they are more than a day apart"),
         (
             apart,
-            f"{ranks_phrase(apart)} {'was' if len(apart) == 1 else 'were'} recorded at another time than the others",
-            "nothing of it can be compared",
+            f"{ranks_phrase(apart)} {'was' if len(apart) == 1 else 'were'} recorded at a different time than the rest",
+            "they cannot be compared",
         ),
     )
-    for ranks, title, consequence in told:
+    for ranks, title, consequence in problems:
         if ranks:
             yield Finding(
                 code="D908",
@@ -221,7 +221,7 @@ def profile_overlap(trace: Trace) -> Iterator[Finding | Effect]:
                 title=f"{title}: {consequence}",
                 ranks=ranks,
                 evidence=Evidence(certain=_files_of(trace, spans, ranks)),
-                help="keep the traces of one run in a folder of its own",
+                help="keep the traces of each run in a separate folder",
             )
             return
 
@@ -250,7 +250,7 @@ def _distant(spans: list[_Span]) -> tuple[int, ...]:
 
 
 def _restarting(trace: Trace) -> tuple[int, ...]:
-    """Ranks of which a later trace has a smaller sequence number in a group than an earlier one."""
+    """Ranks where a later trace has a smaller sequence number in a group than an earlier one."""
     sql = """
         WITH seen AS (
             SELECT rank, file_id, coalesce(group_name, '') AS name, coalesce(group_ranks, '') AS ranks, is_p2p,
@@ -264,7 +264,7 @@ def _restarting(trace: Trace) -> tuple[int, ...]:
 
 
 def _apart(spans: list[_Span]) -> tuple[int, ...]:
-    """Ranks that have no trace in the stretch of time in which most ranks were recorded."""
+    """Ranks that have no trace in the time in which most ranks were recorded."""
     stretches: list[tuple[int, set[int]]] = []
     for span in sorted(spans, key=lambda span: span.start_ns):
         if stretches and span.start_ns < stretches[-1][0]:
@@ -273,8 +273,8 @@ def _apart(spans: list[_Span]) -> tuple[int, ...]:
             stretches.append((span.end_ns, {span.rank}))
     if len(stretches) < 2:
         return ()
-    everybody = {span.rank for span in spans}
-    return tuple(sorted(everybody - max((ranks for _, ranks in stretches), key=len)))
+    all_ranks = {span.rank for span in spans}
+    return tuple(sorted(all_ranks - max((ranks for _, ranks in stretches), key=len)))
 
 
 def _files_of(trace: Trace, spans: list[_Span], ranks: tuple[int, ...]) -> tuple[str, ...]:

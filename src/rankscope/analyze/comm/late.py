@@ -33,29 +33,29 @@ from rankscope.model.tables import Trace
 
 _SIZEABLE = 0.10
 _ALIKE = 0.5  # of the worst rank's cost: those late by at least this share are late together
-_MOSTLY = 0.5  # of its delays must remain after the steps in which it was early
-_SIGMAS = 4.0  # above chance: the worst of many ranks over few steps is often two or three
+_MOSTLY = 0.5  # of its delays must remain after subtracting the steps in which it was early
+_SIGMAS = 4.0  # above chance: the worst of many ranks over few steps is often at two or three
 _FEW = 0.5  # of the members at most: if most are late, the others are early
 _MAX_NAMES = 3
 
 _HELP = {
-    "slow-kernels": "check the device of this rank: clocks, heat, power limit, another process on it, row remapping; "
-    "swap the node and see whether the slowness moves with it",
-    "more-work": "balance the work: sequences of like length in one batch, batches by tokens instead of samples, "
-    "experts and layers spread evenly",
-    "host-bound": "look at the CPU of this host: load, frequency, NUMA binding, threads per rank; make the device need "
-    "the host less (torch.compile, CUDA graphs, fewer small operators)",
-    "slow-operators": "look at the CPU of this host: load, frequency, NUMA binding, torch.set_num_threads",
-    "data-loading": "look at this rank's loader: its shard, its storage, its workers (num_workers, prefetch_factor, "
-    "persistent_workers)",
+    "slow-kernels": "check this rank's device: clocks, temperature, power limit, other processes on it, row "
+    "remapping; swap the node and see whether the slowness moves with it",
+    "more-work": "balance the work: batch sequences of similar length, build batches by tokens instead of samples, "
+    "spread experts and layers evenly",
+    "host-bound": "check the CPU of this host: load, frequency, NUMA binding, threads per rank; make the device depend "
+    "less on the host (torch.compile, CUDA graphs, fewer small operators)",
+    "slow-operators": "check the CPU of this host: load, frequency, NUMA binding, torch.set_num_threads",
+    "data-loading": "check this rank's data loader: its shard, its storage, its workers (num_workers, "
+    "prefetch_factor, persistent_workers)",
     "garbage-collection": "collect at the same step on all ranks: gc.disable() before the loop and gc.collect() every "
-    "so many steps; gc.freeze() after the set-up. To see each collection, record with with_stack=True and "
+    "N steps; gc.freeze() after setup. To see each collection, record with with_stack=True and "
     "record_python_gc_info=True (experimental_config), and read with --stacks",
     "sleeping": "find the sleep in this rank's loop: a retry, a poll, a rate limit",
     "pause": "record with with_stack=True and run again with --stacks to see the line",
-    "compile": "compile before the profiled steps, mark dynamic dimensions (torch._dynamo.mark_dynamic), keep shapes "
-    "equal on all ranks; TORCH_LOGS=recompiles says why",
-    "slow-copies": "look at this rank's copies: pinned memory, PCIe link width and generation, NUMA binding",
+    "compile": "compile before the profiled steps, mark dynamic dimensions (torch._dynamo.mark_dynamic), use the same "
+    "shapes on all ranks; TORCH_LOGS=recompiles says why",
+    "slow-copies": "check this rank's copies: pinned memory, PCIe link width and generation, NUMA binding",
     "unknown": "profile this rank and a peer side by side; "
     "`rankscope metrics PATH late_causes` shows where they differ",
 }
@@ -63,26 +63,26 @@ _HELP = {
 
 @rule("S202", "late-rank", needs=("comms", "profiles"))
 def late_rank(trace: Trace) -> Iterator[Finding | Effect]:
-    """One or few ranks keep the others waiting in their collectives.
+    """One or a few ranks keep the others waiting in their collectives.
 
-    What it means: ranks that take part in the same collectives take equally long for a step; what a rank does not need
-    for its own work it stands in communication. The named ranks stand there clearly less than their peers, which wait
-    for them. The time is what the median peer loses in a step, and the cause is what the named rank spends more on.
+    What it means: ranks that take part in the same collectives have the same step time; what a rank does not need for
+    its own work, it spends in communication. These ranks spend clearly less time there than their peers, which wait for
+    them. The time shown is what the median peer loses per step, and the cause is what the late rank spends more time
+    on.
 
-    Why it happens: a slower device (heat, power, a neighbour), more work on one rank (longer sequences, a larger
-    shard), a slow host that launches late, slow data loading, garbage collection, compiling on one rank only. A rank
-    that computes and communicates little but is idle for long is not a fast one: its host is late.
+    Why it happens: a slower device (heat, power, another process on it), more work on one rank (longer sequences, a
+    larger shard), a slow host that launches late, slow data loading, garbage collection, compiling on one rank only. A
+    rank that computes and communicates little but is idle for long is not a fast one: its host is late.
 
-    What to do: follow the cause that is named; the table beside it shows where the rank and its median peer differ.
-    `rankscope metrics PATH stragglers` has all ranks, `rankscope metrics PATH late_causes` the parts of their steps.
+    What to do: follow the named cause; the table next to it shows where the rank and its median peer differ.
+    `rankscope metrics PATH stragglers` lists all ranks, `rankscope metrics PATH late_causes` the parts of their steps.
 
-    What could fool it: where steps differ much by themselves, a rank is named only if it is late by more than chance
-    explains: record more steps. Ranks that were not traced may be the ones that are waited for. Peers are the members
-    of the same collectives; if these do different work by design (a router, a parameter server), the one with most to
-    do is named. Time in which the host stands still with nothing recorded is taken for garbage collection where it
-    strikes only in some steps: other things may stop Python too. On a host with more to do than it has cores, ranks are
-    late by chance: nobody is named where the collector saw that the rank waited for a core that long. What strikes in
-    a single step is a note, no warning.
+    What could fool it: if step times vary a lot anyway, a rank is named only if it is later than chance explains:
+    record more steps. The rank that others wait for may not have been traced. Peers are the members of the same
+    collectives; if these do different work by design (a router, a parameter server), the one with the most work is
+    named. Host time with nothing recorded is attributed to garbage collection if it occurs only in some steps: other
+    things can stop Python too. On a host with more work than cores, ranks are late by chance: no rank is named if the
+    collector saw that it waited that long for a core. A delay in a single step is a note, not a warning.
     """
     late = late_ranks(trace)
     if late:
@@ -92,7 +92,7 @@ def late_rank(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 def late_ranks(trace: Trace) -> list[Standing]:
-    """The ranks that others wait for, the worst first: late by habit or by far, and not most of a group."""
+    """The ranks others wait for, the worst first: late regularly or by far, and not most of a group."""
     standings = standings_of(trace)
     late = [standing for standing in standings if standing.share >= CLEARLY]
     together = [standing for standing in late if standing.share >= _ALIKE * late[0].share]
@@ -107,7 +107,7 @@ def late_ranks(trace: Trace) -> list[Standing]:
 def _noise_ns(trace: Trace, together: Sequence[Standing]) -> float:
     """The sigma of a cost by chance: how much other ranks' steps differ from each other, beyond their usual difference.
 
-    Robust, as 1.48 times the median deviation. Of two ranks, it is the difference between them.
+    Robust: 1.48 times the median deviation. For two ranks, it is the difference between them.
     """
     exposure = exposure_of(trace)
     worst = together[0]
@@ -127,7 +127,7 @@ def _noise_ns(trace: Trace, together: Sequence[Standing]) -> float:
 
 
 def _is_habit(standing: Standing, noise_ns: float) -> bool:
-    """Late on balance, not in turns with others, and by more than chance makes of steps that differ."""
+    """Late on balance, not in turns with others, and by more than steps differ by chance."""
     costs = standing.cost_ns[~np.isnan(standing.cost_ns)]
     is_on_balance = float(costs.sum()) >= _MOSTLY * float(np.maximum(costs, 0).sum())
     return is_on_balance and standing.mean_cost_ns >= _SIGMAS * noise_ns / np.sqrt(max(len(costs), 1))
@@ -135,35 +135,42 @@ def _is_habit(standing: Standing, noise_ns: float) -> bool:
 
 def _finding(trace: Trace, together: Sequence[Standing]) -> Finding:
     worst = together[0]
-    found = explain(trace, worst)
+    reason = explain(trace, worst)
     ranks = tuple(sorted(standing.rank for standing in together))
     pct = f"{100 * worst.share:.0f} %"
-    n_peers = count_noun(len({peer for standing in together for peer in standing.peers} - set(ranks)), "peer")
-    keeps, own = ("keeps its", "it") if len(ranks) == 1 else ("keep their", "they")
+    peers = {peer for standing in together for peer in standing.peers} - set(ranks)
+    keep = "keeps" if len(ranks) == 1 else "keep"
     per_step = f"{format_duration(int(worst.mean_cost_ns))} per step" if _has_steps(worst) else _whole(worst)
     return Finding(
         code="S202",
         rule="late-rank",
         severity="warning" if worst.share >= _SIZEABLE and not _is_single(worst) else "info",
         certainty=_certainty(worst),
-        title=f"{ranks_phrase(ranks)} {keeps} {n_peers} waiting {per_step} ({pct}): {_because(found, own)}",
+        title=f"{ranks_phrase(ranks)} {keep} {_peers_text(peers, len(ranks))} waiting {per_step} ({pct}): "
+        f"{_because(reason, is_single=len(ranks) == 1)}",
         ranks=ranks,
         group=_group_ref(trace, worst.group),
-        location=_location(trace, worst, found),
+        location=_location(trace, worst, reason),
         evidence=Evidence(
-            certain=(*_when(trace, worst), *_work_lines(found)),
-            likely=(_likely(found),) if found.cause not in ("unknown",) else (),
-            comparison=_comparison(worst, found),
+            certain=(*_when(trace, worst), *_work_lines(reason)),
+            likely=(_likely(reason),) if reason.cause not in ("unknown",) else (),
+            comparison=_comparison(worst, reason),
             cost_pct=100 * worst.share,
             cost_ns=int(worst.mean_cost_ns),
-            facts=_facts(worst, found, together),
+            facts=_facts(worst, reason, together),
         ),
-        help=_HELP[found.cause],
+        help=_HELP[reason.cause],
     )
 
 
+def _peers_text(peers: set[int], n_late: int) -> str:
+    if len(peers) == 1:
+        return ranks_phrase(peers)
+    return f"{'its' if n_late == 1 else 'their'} {count_noun(len(peers), 'peer')}"
+
+
 def _is_single(standing: Standing) -> bool:
-    """One step of several: that may be anything."""
+    """One step of several: that can be anything."""
     return standing.n_compared > 1 and len(standing.late_steps) == 1
 
 
@@ -181,30 +188,29 @@ def _certainty(standing: Standing) -> Certainty:
     return "certain" if standing.n_compared >= 3 and len(standing.late_steps) >= 3 else "likely"
 
 
-def _because(found: LateCause, own: str) -> str:
-    its = "its" if own == "it" else "their"
-    part = next((part for part in found.parts if part.name == found.main), None)
+def _because(reason: LateCause, is_single: bool) -> str:
+    it, its, verb = ("it", "its", "s") if is_single else ("they", "their", "")
+    part = next((part for part in reason.parts if part.name == reason.main), None)
     longer = f"{format_duration(int(part.excess_ns))} longer" if part else ""
-    verb = "s" if own == "it" else ""
     texts = {
-        "slow-kernels": f"{its} kernels run {_percent_more(found)} longer than the same kernels elsewhere",
-        "more-work": f"{own} {'has' if own == 'it' else 'have'} more work",
-        "host-bound": f"{its} host is late, the device idles",
-        "slow-operators": f"{its} operators run {_percent_more(found)} longer than the same ones elsewhere",
-        "data-loading": f"{own} wait{verb} for data {longer}",
-        "garbage-collection": f"{its} host stands still, "
-        + ("in garbage collection" if found.main != FREE else "probably for garbage collection"),
-        "sleeping": f"{own} sleep{verb} {longer}",
-        "pause": f"{its} host stands still {longer}, with nothing recorded",
-        "compile": f"{own} compile{verb} {longer}",
+        "slow-kernels": f"{its} kernels run {_percent_more(reason)} longer than the same kernels elsewhere",
+        "more-work": f"{it} {'has' if is_single else 'have'} more work",
+        "host-bound": f"{its} host is late, the device is idle",
+        "slow-operators": f"{its} operators run {_percent_more(reason)} longer than the same ones elsewhere",
+        "data-loading": f"{it} wait{verb} {longer} for data",
+        "garbage-collection": f"{its} host pauses, "
+        + ("in garbage collection" if reason.main != FREE else "probably for garbage collection"),
+        "sleeping": f"{it} sleep{verb} {longer}",
+        "pause": f"{its} host pauses {longer}, with nothing recorded",
+        "compile": f"{it} compile{verb} {longer}",
         "slow-copies": f"{its} copies take {longer}",
         "unknown": "no single cause stands out",
     }
-    return texts[found.cause]
+    return texts[reason.cause]
 
 
-def _percent_more(found: LateCause) -> str:
-    return f"{100 * (found.work.time_ratio - 1):.0f} %" if found.work else "clearly"
+def _percent_more(reason: LateCause) -> str:
+    return f"{100 * (reason.work.time_ratio - 1):.0f} %" if reason.work else "clearly"
 
 
 def _when(trace: Trace, standing: Standing) -> Iterator[str]:
@@ -212,40 +218,43 @@ def _when(trace: Trace, standing: Standing) -> Iterator[str]:
     last = rows.rank[measures_of(trace).matches.last_row]
     n_last, n_matches = int((last == standing.rank).sum()), len(last)
     if _has_steps(standing):
-        yield f"its peers waited for it in {len(standing.late_steps)} of {count_noun(standing.n_compared, 'step')}"
+        n_late = len(standing.late_steps)
+        verb = f"{ranks_phrase(standing.peers)} waited" if len(standing.peers) == 1 else "its peers waited"
+        yield f"{verb} for it in {n_late} of {count_noun(standing.n_compared, 'step')}"
+    per_step = " per step" if _has_steps(standing) else ""
     yield (
-        f"it stands in communication {format_duration(int(standing.exposed_ns))} a step, "
+        f"it spends {format_duration(int(standing.exposed_ns))}{per_step} in communication, "
         f"its median peer {format_duration(int(standing.peers_exposed_ns))}"
     )
     if n_matches:
-        yield f"it came last to {n_last:,} of {count_noun(n_matches, 'matched call')}"
+        yield f"it was the last to join {n_last:,} of {count_noun(n_matches, 'matched call')}"
 
 
-def _work_lines(found: LateCause) -> Iterator[str]:
-    work = found.work
-    if work is None or found.cause not in ("slow-kernels", "slow-operators", "more-work"):
+def _work_lines(reason: LateCause) -> Iterator[str]:
+    work = reason.work
+    if work is None or reason.cause not in ("slow-kernels", "slow-operators", "more-work"):
         return
-    what = "kernels" if found.main == COMPUTATION else "operators"
-    yield f"its {what} take {work.time_ratio:.2f} times the time of its median peer's"
-    if found.cause == "more-work":
-        reason = "there are more of them" if work.count_share >= work.size_share else "their inputs are larger"
-        yield f"{reason}, which explains {100 * min(1.0, max(work.count_share, work.size_share)):.0f} % of that"
+    what = "kernels" if reason.main == COMPUTATION else "operators"
+    yield f"its {what} take {work.time_ratio:.2f} times as long as its median peer's"
+    if reason.cause == "more-work":
+        why = "there are more of them" if work.count_share >= work.size_share else "their inputs are larger"
+        yield f"{why}, which explains {100 * min(1.0, max(work.count_share, work.size_share)):.0f} % of that"
     for one in work.by_name[:_MAX_NAMES]:
         if one.own_ns > one.peers_ns > 0:
             name = one.name if len(one.name) <= 60 else one.name[:57] + "..."
             yield f"{name}: {format_duration(int(one.own_ns))} instead of {format_duration(int(one.peers_ns))} each"
 
 
-def _likely(found: LateCause) -> str:
-    part = next(part for part in found.parts if part.name == found.main)
-    share = min(100.0, 100 * part.excess_ns / max(found.late_ns, 1.0))
-    what = "time in which nothing was recorded" if part.name == FREE else part.name
-    return f"{what} explains {share:.0f} % of the delay in the steps in which it is late"
+def _likely(reason: LateCause) -> str:
+    part = next(part for part in reason.parts if part.name == reason.main)
+    share = min(100.0, 100 * part.excess_ns / max(reason.late_ns, 1.0))
+    what = "time with nothing recorded" if part.name == FREE else part.name
+    return f"{share:.0f} % of the delay in its late steps is {what}"
 
 
-def _comparison(standing: Standing, found: LateCause) -> Comparison:
-    shown = [part for part in found.parts if max(part.own_ns, part.peers_ns) >= CLEARLY * standing.step_ns / 3]
-    mark = next((place for place, part in enumerate(shown) if part.name == found.main), -1)
+def _comparison(standing: Standing, reason: LateCause) -> Comparison:
+    shown = [part for part in reason.parts if max(part.own_ns, part.peers_ns) >= CLEARLY * standing.step_ns / 3]
+    mark = next((row for row, part in enumerate(shown) if part.name == reason.main), -1)
     return Comparison(
         "per late step",
         tuple(part.name for part in shown),
@@ -257,9 +266,9 @@ def _comparison(standing: Standing, found: LateCause) -> Comparison:
     )
 
 
-def _facts(standing: Standing, found: LateCause, together: Sequence[Standing]) -> dict[str, object]:
+def _facts(standing: Standing, reason: LateCause, together: Sequence[Standing]) -> dict[str, object]:
     return {
-        "cause": found.cause,
+        "cause": reason.cause,
         "cost_ns": int(standing.mean_cost_ns),
         "cost_pct": round(100 * standing.share, 2),
         "step_ns": int(standing.step_ns),
@@ -267,7 +276,7 @@ def _facts(standing: Standing, found: LateCause, together: Sequence[Standing]) -
         "n_steps": standing.n_compared,
         "n_peers": len(standing.peers),
         "parts": [
-            {"part": part.name, "own_ns": int(part.own_ns), "peers_ns": int(part.peers_ns)} for part in found.parts
+            {"part": part.name, "own_ns": int(part.own_ns), "peers_ns": int(part.peers_ns)} for part in reason.parts
         ],
         "per_rank": [{"rank": one.rank, "cost_pct": round(100 * one.share, 2)} for one in together],
     }
@@ -278,11 +287,11 @@ def _group_ref(trace: Trace, number: int) -> GroupRef:
     return GroupRef(group.name, group.desc, group.ranks, group.is_inferred)
 
 
-def _location(trace: Trace, standing: Standing, found: LateCause) -> Location | None:
-    """The user's line that the host was in for longest, where Python functions were read."""
+def _location(trace: Trace, standing: Standing, reason: LateCause) -> Location | None:
+    """The user's line where the host was longest, if Python calls were read."""
     if not trace.has("python_calls"):
         return None
-    stretch = longest_stretch(trace, standing.rank, standing.late_steps, found.main)
+    stretch = longest_stretch(trace, standing.rank, standing.late_steps, reason.main)
     if stretch is None:
         return None
     process, start, end = stretch
@@ -293,6 +302,6 @@ def _location(trace: Trace, standing: Standing, found: LateCause) -> Location | 
         ORDER BY start_ns DESC, python_id DESC LIMIT 1
     """
     middle = start + (end - start) // 2
-    place = (int(known.file_id[process]), int(known.rank[process]), middle, middle)
-    frames = database(trace).execute(sql, place).fetchall()
+    moment = (int(known.file_id[process]), int(known.rank[process]), middle, middle)
+    frames = database(trace).execute(sql, moment).fetchall()
     return location_of(frames[0][0]) if frames else None

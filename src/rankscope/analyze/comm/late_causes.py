@@ -26,7 +26,7 @@ _MAX_PEERS = 8  # compared in detail: more do not move the median
 _MAX_STEPS = 16
 _EXPLAINS = 0.4  # of the delay: a cause that accounts for less is not the cause
 _MORE_WORK = 0.5  # of the longer time explained by number or size: then the calls are not slower, but more or larger
-_REGULAR = 0.8  # of the steps: what strikes less often is no part of the loop itself
+_REGULAR = 0.8  # of the steps: what happens less often is not part of the loop itself
 
 _ON_DEVICE = (COMPUTATION, COPIES, DEVICE_IDLE)
 _ON_HOST = {
@@ -85,7 +85,7 @@ def explain(trace: Trace, standing: Standing) -> LateCause:
 
 
 def _main_part(parts: Sequence[Part], late_ns: float) -> str:
-    """On the device first: what is idle there is then looked for on the host."""
+    """The device first: idle time there is then traced back to the host."""
     on_device = [part for part in parts if part.name in _ON_DEVICE]
     main = _largest(on_device, late_ns)
     if main not in ("", DEVICE_IDLE):
@@ -109,35 +109,35 @@ def _cause_of_work(parts: Sequence[Part], main: str, work: Work) -> str:
 
 @metric("late_causes", "late_causes", needs=("comms",))
 def late_causes(trace: Trace, selection: Selection) -> Table:
-    """One row per rank that others wait for and per thing that its steps go into: what it does longer than its peers.
+    """One row per rank that others wait for and per part of its steps: what takes it longer than its peers.
 
-    Looked at are the ranks whose cost (see stragglers) is at least 3 % of the step, in the steps in which it is. On
-    the device, each moment is computation, copies or idle; what communicates is not the rank's own time. On the host,
-    each moment counts for the first of these that applies: waiting for the device, compiling, fetching data,
-    collecting garbage or sleeping (only where Python functions were read), operators and launches, communicating,
-    nothing recorded.
+    Covers the ranks whose cost (see stragglers) is at least 3 % of the step, in the steps where they are late. On the
+    device, time is split into computation, copies and idle; communication is not counted as the rank's own time. On the
+    host, overlapping activities are counted once, in this order: waiting for the device, compiling, data loading,
+    garbage collection or sleeping (only if Python calls were read), operators and launches, communicating, nothing
+    recorded.
 
     The cause is the part with the largest excess over the median peer, if that is at least 40 % of the delay. Device
-    idle is traced back to the host. Longer computation is more work where the number of kernels or their blocks (on the
-    host: the elements of the operators' inputs) explain at least half of it, else the kernels are slower. A host that
-    stands still with nothing recorded is taken for garbage collection where that happens only in some steps.
+    idle time is traced back to the host. Longer computation counts as more work if the number of kernels or their
+    blocks (on the host: the elements of the operators' inputs) explain at least half of it; otherwise the kernels are
+    slower. Host time with nothing recorded is attributed to garbage collection if it occurs only in some steps.
     """
     rows = []
     for standing in standings_of(trace):
         if standing.share < CLEARLY or (selection.ranks is not None and standing.rank not in selection.ranks):
             continue
-        found = explain(trace, standing)
+        reason = explain(trace, standing)
         rows += [
             {
                 "rank": standing.rank,
                 "part": part.name,
-                "cause": found.cause,
-                "is_main": part.name == found.main,
+                "cause": reason.cause,
+                "is_main": part.name == reason.main,
                 "own_ns": part.own_ns,
                 "peers_ns": part.peers_ns,
                 "excess_ns": part.excess_ns,
-                "late_ns": found.late_ns,
+                "late_ns": reason.late_ns,
             }
-            for part in found.parts
+            for part in reason.parts
         ]
     return Table.from_rows("late_causes", rows)

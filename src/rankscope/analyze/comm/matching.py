@@ -166,7 +166,7 @@ def _since(clocks: Clocks, clock: Array, time_ns: Array) -> Array:
 
 
 def _timelines(rows: CommRows, event: Array, start: Array, end: Array) -> dict[int, Timeline]:
-    """What the numbered calls already tell."""
+    """What the numbered calls already show."""
     numbered = np.flatnonzero(event != MISSING)
     _, first = np.unique(event[numbered], return_index=True)
     first = numbered[first]

@@ -1,4 +1,4 @@
-"""What the time of each call went into: waiting for the last member, moving data, and how much of it was exposed."""
+"""Where the time of each call went: waiting for the last member, moving data, and how much of it was exposed."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _describe_matches(matching: Matching, clock: Array, start: Array, end: Array
 
 
 def _transfer(matching: Matching, by_start: Array, first: Array, after_arrival: Array) -> Array:
-    """Who comes last waits for nobody: its own duration needs no common clock. Not so where a root may leave early."""
+    """The last to arrive waits for no one: its duration needs no common clock. Not so if a root may leave early."""
     rows = matching.rows
     if not len(first):
         return after_arrival
@@ -134,7 +134,7 @@ def _judged_clocks(quality: ClockQuality, clock: Array, by_start: Array, first: 
 
 
 def _exposed(trace: Trace, rows: CommRows) -> Array:
-    """The part of each call in which the rank neither works nor already is in an earlier call."""
+    """The part of each call when the rank neither works nor is already in an earlier call."""
     exposed = np.zeros(len(rows), np.int64)
     for is_on_host, work in ((False, _KERNEL_WORK), (True, _HOST_WORK)):
         chosen = np.flatnonzero(rows.is_on_host == is_on_host)

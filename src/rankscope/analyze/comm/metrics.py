@@ -1,4 +1,4 @@
-"""What the matched calls add up to: waiting against moving data, bandwidth, uneven shares, who comes last."""
+"""What the matched calls add up to: waiting versus moving data, bandwidth, uneven shares, who arrives last."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNEVEN_SHARES = f"""
 
 
 def _made(trace: Trace, *names: str) -> None:
-    """A derived table is in the database once it has been asked for."""
+    """A derived table is in the database once it has been requested."""
     for name in names:
         trace.table(name)
 
@@ -33,8 +33,8 @@ def _made(trace: Trace, *names: str) -> None:
 def comm_waits(trace: Trace, selection: Selection) -> Table:
     """One row per rank, group and operation: how long its calls waited for others, and how long they moved data.
 
-    wait_ns is from the rank's own arrival to the last member's, transfer_ns from there to the rank's own end, both
-    summed over the calls whose partners were found. exposed_ns is the part of both in which the rank did nothing else.
+    wait_ns runs from the rank's own arrival to the last member's, transfer_ns from there to the rank's own end, both
+    summed over the calls whose partners were found. exposed_ns is the part of both when the rank did nothing else.
     """
     _made(trace, "comm_calls", "comm_matches", "comm_groups")
     return table_from_query(
@@ -56,8 +56,8 @@ def comm_waits(trace: Trace, selection: Selection) -> Table:
 def comm_bandwidth(trace: Trace, selection: Selection) -> Table:
     """One row per group, operation and size (in powers of two): how fast data moved once all members had joined.
 
-    Only logical calls of which all members were found are counted: without one of them, waiting for it would be taken
-    for moving data. The bandwidths are defined at comm_matches.
+    Only calls for which all members were found are counted: if one were missing, waiting for it would look like moving
+    data. The bandwidths are defined in comm_matches.
     """
     _made(trace, "comm_matches", "comm_groups")
     return table_from_query(
@@ -86,7 +86,7 @@ def _without_rank(selection: Selection) -> Selection:
 def comm_imbalance(trace: Trace, selection: Selection) -> Table:
     """One row per rank and group: how much more or less it sends and receives than the other members.
 
-    Only logical calls are counted in which the members' shares differ: all_to_all with uneven splits, above all that of
+    Only calls in which the members' shares differ are counted: all_to_all with uneven splits, above all in
     mixture-of-experts layers, and uneven gathers. A ratio of 2 means twice the mean of the members.
     """
     _made(trace, "comm_calls", "comm_matches", "comm_groups")
@@ -107,10 +107,11 @@ def comm_imbalance(trace: Trace, selection: Selection) -> Table:
 
 @metric("arrivals", "arrivals", needs=("comms",))
 def arrivals(trace: Trace, selection: Selection) -> Table:
-    """One row per rank and group: how often it came last, how late, and how long all others together waited for it.
+    """One row per rank and group: how often it arrived last, how late, and how long all others together waited for it.
 
-    Lateness is counted from the middle of the members' arrivals (of two members: from the other one's). Who comes last
-    is where to look, not yet the cause: it may have been held up in another group. See stragglers for that.
+    Lateness is counted from the median arrival of the members (for two members, from the other's arrival). The rank
+    that arrives last is where to look, not necessarily the cause: it may have been held up in another group. See
+    stragglers for that.
     """
     _made(trace, "comm_calls", "comm_matches", "comm_groups")
     return table_from_query(

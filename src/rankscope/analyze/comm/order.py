@@ -1,9 +1,9 @@
-"""Matches collectives by their place in the step, where every member made the same calls in it.
+"""Matches collectives by their position in the step, if every member made the same calls in it.
 
-This needs no close ends: with gloo they lie many milliseconds apart on a busy machine, and without sequence numbers
-calls of one kind follow each other in less time than ends may differ. It is believed where all members agree in nearly
-all steps, and where calls that are taken for one also ran at the same time: a trace that holds a sample of the calls
-may have as many of them per step as another, but hardly so in many steps or on many ranks.
+This does not need ends that are close: with gloo they are many milliseconds apart on a busy machine, and without
+sequence numbers calls of one kind follow each other faster than ends may differ. It is trusted if all members agree in
+nearly all steps, and if calls matched this way also ran at the same time: a trace with only a sample of the calls may
+have as many of them per step as another, but hardly in many steps or on many ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOWHERE_NS = 1e18
 
 
 def match_by_step(rows: CommRows, event: Array, clock: Array) -> Array:
-    """Per row the number of its logical call as far as the steps tell, else what `event` says."""
+    """Per row the number of its logical call where the steps show it, else what `event` says."""
     is_open = (event == MISSING) & (rows.domain != MISSING)
     chosen = _in_steps(rows, np.flatnonzero(is_open & (rows.is_on_host | ~rows.is_p2p)))
     matched = event.copy()

@@ -1,4 +1,4 @@
-"""How far the clocks of the traced hosts are apart, and how well that is known."""
+"""How far apart the clocks of the traced hosts are, and how well that is known."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def matching_of(trace: Trace) -> Matching:
 def profile_clocks(trace: Trace, selection: Selection) -> Table:
     """One row per trace: how far its clock is ahead of the common one, and how sure that is.
 
-    The ranks of one host share a clock; where the host is not known, each rank counts as one. All members of a
-    synchronising collective are done at nearly the same moment, and so are both ends of a transfer on the device (which
-    count little, as the receiver ends a bit later). Offsets and, where the window is long enough to show it, drifts are
-    those that make the sum of the absolute differences between these ends least. They are relative to the median clock.
+    The ranks of one host share a clock; if the host is unknown, each rank counts as one. All members of a synchronizing
+    collective end at nearly the same moment, and so do both ends of a transfer on the device (these have little weight,
+    because the receiver ends a bit later). Offsets and, if the window is long enough to show it, drifts are chosen to
+    minimize the sum of the absolute differences between these ends. They are relative to the median clock.
 
-    error_ns is residual_ns by the root of n_shared. A clock that shares fewer than three moments with the others is not
-    aligned: its times are taken as they are, and waits between it and others are not judged.
+    error_ns is residual_ns divided by the square root of n_shared. A clock that shares fewer than three moments with
+    the others is not aligned: its times are used as they are, and waits between it and others are not analyzed.
     """
     clocks = matching_of(trace).clocks
     quality = clock_quality(clocks)

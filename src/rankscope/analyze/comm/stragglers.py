@@ -1,4 +1,4 @@
-"""Whom the others wait for: the ranks that stand in communication clearly less than their peers, step by step."""
+"""Which ranks the others wait for: those that spend clearly less time in communication than their peers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rankscope.analyze.metric import Selection, metric
 from rankscope.model.clock import median
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
-CLEARLY = 0.03  # of a step: less is within what steps differ by themselves
+CLEARLY = 0.03  # of a step: less is within the normal variation of steps
 _PART_OF_WORST = 0.1  # of the cost of the worst step: where some steps are late by far, the others' is noise
 _NEXT_TO_NOTHING = 0.05  # of the bytes that a rank's collectives carry
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """How long each rank stood in communication in each step, call by call."""
+    """How long each rank spent in communication in each step, call by call."""
 
     ranks: Array
     steps: Array
@@ -61,27 +61,27 @@ class Standing:
 
     @property
     def share(self) -> float:
-        """Of the step that its peers lose."""
+        """The share of the step that its peers lose."""
         return self.mean_cost_ns / self.step_ns if self.step_ns > 0 else 0.0
 
 
 @metric("stragglers", "stragglers", needs=("comms",))
 def stragglers(trace: Trace, selection: Selection) -> Table:
-    """One row per rank: how much less it stands in communication than its peers, per step.
+    """One row per rank: how much less time per step it spends in communication than its peers.
 
-    All ranks of a job take the same time for a step: what a rank does not need for its own work it stands in
-    communication. So the rank that stands there least is the one that the others wait for, even if it looks idle: a
-    rank that is short on computation and communication is not a fast one but one whose host is late. A rank that
-    comes late because it was itself held up in another group stands there as long as its peers, and is not blamed.
+    All ranks of a job have the same step time: what a rank does not need for its own work, it spends in communication.
+    So the rank that spends the least time there is the one the others wait for, even if it looks idle: a rank with
+    little computation and communication is not fast, its host is late. A rank that is late because it was held up in
+    another group spends as long in communication as its peers, and is not blamed.
 
-    Peers are the other traced members of a group with which the rank makes collectives; of several groups it is the one
-    in which it stands out most. Groups whose collectives carry less than 5 % of the rank's bytes, or of what their
-    members send each other, are left out. cost_ns is the exposed communication (see comm_calls) of the median peer less
-    the rank's own, in a step on average: the smaller of that over all calls (who was held up elsewhere stood there) and
-    that over the calls of the group alone (who had time to spare keeps nobody waiting). Calls that are missing from a
-    trace count as the median of the members that were found. n_late_steps counts the steps in which the cost is at
-    least 3 % of the step and a tenth of that of the worst step. Without steps the time that all traces have in common
-    is one.
+    Peers are the other traced members of a group with which the rank makes collectives; if there are several groups, it
+    is the one in which it differs most. Groups whose collectives carry less than 5 % of the rank's bytes, or of what
+    their members send each other, are left out. cost_ns is the exposed communication (see comm_calls) of the median
+    peer minus the rank's own, averaged over steps. It is the smaller of two numbers: over all calls (a rank that was
+    held up elsewhere waited there) and over the calls of this group alone (a rank with time to spare keeps no one
+    waiting). Calls that are missing from a trace count as the median of the members that were found. n_late_steps
+    counts the steps in which the cost is at least 3 % of the step and a tenth of the cost in the worst step. Without
+    steps, the time that all traces have in common counts as one step.
     """
     rows = []
     n_last = _times_last(measures_of(trace))
@@ -112,7 +112,7 @@ def _times_last(measures: Measures) -> dict[int, int]:
 
 
 def standings_of(trace: Trace) -> list[Standing]:
-    """All ranks that have peers; whom the others wait for most comes first."""
+    """All ranks that have peers; the one the others wait for most comes first."""
     return derived(trace, _compare_ranks)
 
 
@@ -154,12 +154,12 @@ def _compare_members(exposure: Exposure, group: int, members: Sequence[int]) -> 
 
 
 def _companies(measures: Measures) -> list[tuple[int, tuple[int, ...]]]:
-    """The groups whose members do the same work, each with those of them that were traced.
+    """The groups whose members do the same work, each with the members that were traced.
 
-    These are the groups of collectives, without the ranks of which they carry next to nothing: a last small reduction
-    or a barrier over all ranks also joins the stages of a pipeline, whose work differs: next to nothing of what the
-    rank's collectives carry, or of what the members hand on to each other. For the same reason transfers do not count,
-    except between two ranks about which nothing is known.
+    These are the groups of collectives, except for ranks to which they carry almost nothing (compared with the rank's
+    other collectives, or with what the members pass on to each other): a last small reduction or a barrier over all
+    ranks also joins pipeline stages, whose work differs. For the same reason transfers do not count, except between two
+    ranks about which nothing else is known.
     """
     matching = measures.matching
     rows = matching.rows

@@ -1,4 +1,4 @@
-"""The matched calls as tables: groups, logical calls, and what became of each rank's call."""
+"""The matched calls as tables: groups, logical calls, and the part each rank's call had in them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ONCE = ("all_gather", "reduce_scatter", "all_to_all")
 def comm_groups(trace: Trace, selection: Selection) -> Table:
     """One row per group of ranks that communicate with each other.
 
-    A group is known by its name and its members: names alone are counted by each job, and local groups may share one. A
-    trace that does not list the members means the group of that name which its rank belongs to. Calls without a name
-    belong to the only group of the job, or to the group of their stream; where neither tells, ranks whose calls end
-    together again and again are taken for a group (is_inferred).
+    A group is identified by its name and its members: names are just numbers within a job, and local groups may share
+    one. A trace that does not list the members means the group of that name that its rank belongs to. Calls without a
+    name belong to the only group of the job, or to the group of their stream; if neither is known, ranks whose calls
+    repeatedly end together are treated as a group (is_inferred).
     """
     matching = measures_of(trace).matching
     hosts = _hosts_of_ranks(trace)
@@ -54,20 +54,19 @@ def _hosts_of_ranks(trace: Trace) -> dict[int, str]:
 
 @metric("comm_matches", "comm_matches", needs=("comms",))
 def comm_matches(trace: Trace, selection: Selection) -> Table:
-    """One row per collective or transfer of which the calls of at least two ranks were found.
+    """One row per collective or transfer for which the calls of at least two ranks were found.
 
-    Calls belong together by comms-id (the number that newer versions of torch give to the logical call), else by seq
-    (group and sequence number), else by order (the calls of a group one after the other, shifted by where each trace
-    begins; operation, type and size must agree all along, and the calls must run at the same time), else by time (the
-    same kind of call, ends on the common clock no farther apart than ten times what is usual in this job). Transfers
-    always are found by order or time, as each process counts them alone; seq then says that both ends were counted
-    alike.
+    Calls are matched by comms-id (the number that newer versions of torch give to the logical call), else by seq (group
+    and sequence number), else by order (the calls of a group in sequence, shifted by where each trace begins;
+    operation, type and size must agree throughout, and the calls must run at the same time), else by time (the same
+    kind of call, with ends on the common clock no farther apart than ten times what is usual in this job). Transfers
+    are always matched by order or time, because each process numbers them by itself; seq then says that both ends have
+    the same number.
 
     confidence is 1 for comms-id, 0.98 for seq, 0.9 for order and 0.7 for time, times the share of the members whose
-    ends lie within 5 ms of the median. transfer_ns is the shortest duration of any member where all end together,
-    else the time from the last arrival to the median end. algorithm_gbps = n_bytes / transfer_ns; bus_gbps is that
-    times 2 (n - 1) / n for all_reduce, (n - 1) / n for all_gather, reduce_scatter and all_to_all, and 1 for all
-    others.
+    ends are within 5 ms of the median. transfer_ns is the shortest duration of any member if all end together, else the
+    time from the last arrival to the median end. algorithm_gbps = n_bytes / transfer_ns; bus_gbps is that times
+    2 (n - 1) / n for all_reduce, (n - 1) / n for all_gather, reduce_scatter and all_to_all, and 1 for all others.
     """
     measures = measures_of(trace)
     rows, matches = measures.matching.rows, measures.matches
@@ -136,13 +135,13 @@ def _is_selected(selection: Selection, start_ns: Array, step: Array) -> Array:
 
 @metric("comm_calls", "comm_calls", needs=("comms",))
 def comm_calls(trace: Trace, selection: Selection) -> Table:
-    """One row per call of a rank: the logical call it was part of, and what its time went into.
+    """One row per call of a rank: the logical call it was part of, and where its time went.
 
-    A rank joins a collective when its kernel starts (on the host: when the backend begins to run it). Until the last
-    member has joined, the call waits; after that it moves data. Where the calls of some members were not found, the
-    last one may be among them, and the wait is at least as long as it says. exposed_ns is the part of the call in
-    which the rank runs no kernel but communication (on the host: no operator) and is not already in an earlier call:
-    added up over the calls of a step it is the time that communication cost the rank.
+    A rank joins a collective when its kernel starts (on the host: when the backend starts to run it). Until the last
+    member has joined, the call waits; after that it moves data. If the calls of some members were not found, the last
+    one may be among them, and the real wait is at least as long as shown. exposed_ns is the part of the call when the
+    rank runs no kernel except communication (on the host: no operator) and is not already in an earlier call: summed
+    over the calls of a step, it is the time that communication cost the rank.
     """
     measures = measures_of(trace)
     matching, rows = measures.matching, measures.matching.rows

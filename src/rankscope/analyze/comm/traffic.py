@@ -26,10 +26,10 @@ from rankscope.model.finding import (
 from rankscope.model.tables import Trace
 
 _SIZEABLE = 0.10
-_UNEVEN = 1.5  # times the mean: routers of experts are kept within this by their auxiliary losses
-_SAME_RANK = 0.5  # of the excess that must fall on one rank in all calls together, to name it
-_SLOWER = 1.5  # times: groups of one kind differ by less, by their place in the network
-_REFERENCE = 0.75  # the quantile of the bandwidths of one kind that is called usual: many may be slow at once
+_UNEVEN = 1.5  # times the mean: auxiliary losses keep expert routers within this
+_SAME_RANK = 0.5  # of the excess over all calls must fall on one rank, to name it
+_SLOWER = 1.5  # times: groups of one kind differ by less because of their position in the network
+_REFERENCE = 0.75  # the quantile of the bandwidths of one kind that counts as usual: many can be slow at once
 _MIN_CALLS = 3
 _MAX_SHOWN = 4
 _ALL_SLOW = 0.8  # of the links of a host: fewer, and it is not the host
@@ -49,7 +49,7 @@ class _Cost(NamedTuple):
 
 
 def _cost(trace: Trace, total_ns: float) -> _Cost:
-    """Of something that cost a rank so much over all recorded steps."""
+    """Of something that cost a rank this much over all recorded steps."""
     steps = exposure_of(trace).step_ns
     n_steps, whole = max(len(steps), 1), float(steps.sum())
     return _Cost(total_ns / n_steps, total_ns / whole if whole > 0 else 0.0)
@@ -57,10 +57,10 @@ def _cost(trace: Trace, total_ns: float) -> _Cost:
 
 @rule("S203", "comm-imbalance", needs=("comms", "profiles"))
 def comm_imbalance_rule(trace: Trace) -> Iterator[Finding | Effect]:
-    """The members of an all_to_all send or receive very different amounts, and all wait for the one with most.
+    """The members of an all_to_all send or receive very different amounts, and all wait for the one with the most.
 
-    What it means: a collective takes as long as its most loaded member. The cost is the time that the calls take less
-    if each member had the mean of all, as far as nothing else ran meanwhile.
+    What it means: a collective takes as long as its most loaded member. The cost is the time the calls would save if
+    every member had the mean amount, counted only where nothing else ran at the same time.
 
     Why it happens: experts of a mixture that attract more tokens than others, hot keys of embedding tables, uneven
     shards.
@@ -68,8 +68,8 @@ def comm_imbalance_rule(trace: Trace) -> Iterator[Finding | Effect]:
     What to do: balance the router (auxiliary loss, expert-choice routing, capacity factor), replicate hot experts,
     spread hot rows over ranks.
 
-    What could fool it: the time is taken to follow the largest share. Small messages are bound by latency, not by size:
-    there the cost is less than what is told.
+    What could fool it: the time is assumed to be proportional to the largest share. Small messages are limited by
+    latency, not size: for them the real cost is lower.
     """
     for name in ("comm_calls", "comm_matches", "comm_groups"):
         trace.table(name)
@@ -87,14 +87,24 @@ def comm_imbalance_rule(trace: Trace) -> Iterator[Finding | Effect]:
     for group, op, n_calls, ratio, lost_ns, rank, by_rank in database(trace).execute(sql).fetchall():
         cost = _cost(trace, float(lost_ns))
         if ratio >= _UNEVEN and cost.share >= CLEARLY and n_calls >= _MIN_CALLS:
-            yield _imbalance(trace, (group, op), (n_calls, ratio, cost), rank if (by_rank or 0) >= _SAME_RANK else None)
+            named = rank if (by_rank or 0) >= _SAME_RANK else None
+            yield _imbalance(trace, _Uneven(group, op, n_calls, ratio, named), cost)
             return
 
 
-def _imbalance(trace: Trace, where: tuple[int, str], measured: tuple[int, float, _Cost], rank: int | None) -> Finding:
-    group, op = where
-    n_calls, ratio, cost = measured
-    who = f"rank {rank} has" if rank is not None else "one rank, not always the same, has"
+class _Uneven(NamedTuple):
+    """Calls of one operation in a group, and how much more than the mean the most loaded member has."""
+
+    group: int
+    op: str
+    n_calls: int
+    ratio: float
+    rank: int | None  # the most loaded member, if it is mostly the same one
+
+
+def _imbalance(trace: Trace, uneven: _Uneven, cost: _Cost) -> Finding:
+    group, op, n_calls, ratio, rank = uneven
+    who = f"rank {rank} has" if rank is not None else "one rank, not always the same one, has"
     shares = [row for row in trace.table("comm_imbalance").rows() if row["group_key"] == group and row["op"] == op]
     shares.sort(key=lambda row: -max(row["received_ratio"], row["sent_ratio"]))
     return Finding(
@@ -109,7 +119,8 @@ def _imbalance(trace: Trace, where: tuple[int, str], measured: tuple[int, float,
             certain=(
                 f"{count_noun(n_calls, 'call')} with uneven shares",
                 *(
-                    f"rank {row['rank']} sends {row['sent_ratio']:.2f}, gets {row['received_ratio']:.2f} times the mean"
+                    f"rank {row['rank']} sends {row['sent_ratio']:.2f} times and receives "
+                    f"{row['received_ratio']:.2f} times the mean"
                     for row in shares[:_MAX_SHOWN]
                 ),
             ),
@@ -117,7 +128,7 @@ def _imbalance(trace: Trace, where: tuple[int, str], measured: tuple[int, float,
             cost_ns=int(cost.per_step_ns),
             facts={"n_calls": n_calls, "ratio": round(ratio, 3), "cost_pct": round(100 * cost.share, 2), "op": op},
         ),
-        help="balance what each member gets: `rankscope metrics PATH comm_imbalance` has all ranks",
+        help="balance what each member gets: `rankscope metrics PATH comm_imbalance` lists all ranks",
     )
 
 
@@ -133,7 +144,7 @@ class _Link(NamedTuple):
     bus_gbps: float
 
 
-# Members of a group are joined once; of transfers each pair of ranks is a link of its own.
+# Members of a group are joined once; for transfers, each pair of ranks is a separate link.
 _LINKS = """
     WITH hosts AS (SELECT file_id, rank, any_value(nullif(host, '')) AS host FROM profiles GROUP BY ALL),
     calls AS (
@@ -148,21 +159,21 @@ _LINKS = """
 
 @rule("S204", "slow-link", needs=("comms", "profiles"))
 def slow_link(trace: Trace) -> Iterator[Finding | Effect]:
-    """Data moves much more slowly between some ranks than between others, though all have come in time.
+    """Data moves much more slowly between some ranks than between others, although all joined in time.
 
     What it means: once the last member has joined, calls of the same operation, size and number of members take longer
     here than in other groups of the job. Waiting for late ranks is not counted. If all links of a host are slow, the
     host is named.
 
     Why it happens: a network card that is down or runs at a lower rate, a cable with errors, a congested switch, a
-    fall-back from GPUDirect or NVLink to a copy over the host, a wrong NUMA or network-card binding, wrong NCCL
+    fallback from GPUDirect or NVLink to a copy through the host, a wrong NUMA or network card binding, wrong NCCL
     settings on one node.
 
-    What to do: run nccl-tests between the named hosts, look at the counters of the network cards and at
-    `nvidia-smi nvlink -e`, compare NCCL_DEBUG=INFO of a slow and of a fast rank.
+    What to do: run nccl-tests between the named hosts, check the network card counters and `nvidia-smi nvlink -e`,
+    compare NCCL_DEBUG=INFO output of a slow and a fast rank.
 
-    What could fool it: groups whose members lie farther apart by design; only groups that all span one or all span
-    several hosts are compared. With one group only there is nothing to compare with, and this rule is silent.
+    What could fool it: groups whose members are farther apart by design; only groups that are all within one host, or
+    all across hosts, are compared. A single group has nothing to be compared with, so this rule says nothing.
     """
     for name in ("comm_calls", "comm_matches"):
         trace.table(name)
@@ -177,7 +188,12 @@ def slow_link(trace: Trace) -> Iterator[Finding | Effect]:
     if slow:
         cost = _cost(trace, _lost_ns(trace, slow, usual))
         if cost.share >= CLEARLY:
-            yield _slow_finding(trace, slow, (links, usual), cost)
+            yield _slow_finding(trace, slow, _Network(links, usual), cost)
+
+
+class _Network(NamedTuple):
+    links: Sequence[_Link]
+    usual: dict[tuple[object, ...], float]  # bandwidth by kind of link
 
 
 def _usual_bandwidth(links: Sequence[_Link]) -> dict[tuple[object, ...], float]:
@@ -192,23 +208,23 @@ def _usual_bandwidth(links: Sequence[_Link]) -> dict[tuple[object, ...], float]:
 
 
 def _lost_ns(trace: Trace, slow: Sequence[_Link], usual: dict[tuple[object, ...], float]) -> float:
-    """What the most affected rank stood longer because of the slow links, over all steps."""
+    """How much longer the most affected rank waited because of the slow links, over all steps."""
     measures = measures_of(trace)
     rows, match = measures.matching.rows, measures.matching.match
     excess = {(link.group, link.ranks): 1 - link.bus_gbps / usual[link.kind] for link in slow}
     lost: dict[int, float] = {}
     for (group, ranks), share in excess.items():
-        own = np.flatnonzero((measures.matching.group == group) & np.isin(rows.rank, ranks) & (match >= 0))
-        duration = np.maximum(rows.end_ns[own] - rows.start_ns[own], 1)
-        moving = measures.matches.transfer_ns[match[own]]
-        standing = moving * np.minimum(measures.exposed_ns[own] / duration, 1.0) * share
+        calls = np.flatnonzero((measures.matching.group == group) & np.isin(rows.rank, ranks) & (match >= 0))
+        duration = np.maximum(rows.end_ns[calls] - rows.start_ns[calls], 1)
+        moving = measures.matches.transfer_ns[match[calls]]
+        waiting = moving * np.minimum(measures.exposed_ns[calls] / duration, 1.0) * share
         for rank in ranks:
-            lost[rank] = lost.get(rank, 0.0) + float(standing[rows.rank[own] == rank].sum())
+            lost[rank] = lost.get(rank, 0.0) + float(waiting[rows.rank[calls] == rank].sum())
     return max(lost.values(), default=0.0)
 
 
 def _slow_hosts(slow: Sequence[_Link], links: Sequence[_Link]) -> tuple[str, ...]:
-    """The fewest hosts of which nearly all links are slow and which explain every slow link; none if there are none."""
+    """The fewest hosts with nearly all links slow that together explain every slow link; empty if none do."""
     left, fast = set(slow), {link for link in links if link not in slow}
     kinds = {link.kind for link in left} & {link.kind for link in fast}
     n_links = Counter(host for link in links if link.kind in kinds for host in link.hosts)
@@ -222,10 +238,8 @@ def _slow_hosts(slow: Sequence[_Link], links: Sequence[_Link]) -> tuple[str, ...
     return tuple(sorted(blamed)) if not left and len(blamed) < len(n_links) else ()
 
 
-def _slow_finding(
-    trace: Trace, slow: Sequence[_Link], known: tuple[Sequence[_Link], dict[tuple[object, ...], float]], cost: _Cost
-) -> Finding:
-    links, usual = known
+def _slow_finding(trace: Trace, slow: Sequence[_Link], network: _Network, cost: _Cost) -> Finding:
+    links, usual = network
     worst = min(slow, key=lambda link: link.bus_gbps / usual[link.kind])
     times = usual[worst.kind] / worst.bus_gbps
     hosts = _slow_hosts(slow, links)
@@ -236,7 +250,7 @@ def _slow_finding(
         rule="slow-link",
         severity=cost.severity,
         certainty="likely" if len(slow) > 1 or worst.n_calls > _MIN_CALLS else "possible",
-        title=f"data of {where} moves {times:.1f} times more slowly than elsewhere: {cost.text}",
+        title=f"the links of {where} are {times:.1f} times slower than the others: {cost.text}",
         ranks=ranks,
         group=_group_ref(trace, worst.group) if len({link.group for link in slow}) == 1 else None,
         evidence=Evidence(
@@ -245,7 +259,7 @@ def _slow_finding(
                 f"{link.bus_gbps:.1f} GB/s instead of {usual[link.kind]:.1f} in {count_noun(link.n_calls, 'call')}"
                 for link in sorted(slow, key=lambda link: link.bus_gbps / usual[link.kind])[:_MAX_SHOWN]
             ),
-            notes=(f"{count_noun(len(slow), 'link')} of {len(links)} slow, counted by ranks, operation and size",),
+            notes=(_n_slow_text(len(slow), len(links)),),
             cost_pct=100 * cost.share,
             cost_ns=int(cost.per_step_ns),
             facts={
@@ -255,7 +269,13 @@ def _slow_finding(
                 "cost_pct": round(100 * cost.share, 2),
             },
         ),
-        help="test the network of these ranks alone (nccl-tests), look at its error counters and at NCCL_DEBUG=INFO",
+        help="test the network between these ranks alone (nccl-tests); check its error counters and NCCL_DEBUG=INFO",
+    )
+
+
+def _n_slow_text(n_slow: int, n_links: int) -> str:
+    return (
+        f"{n_slow} of {count_noun(n_links, 'link')} {'is' if n_slow == 1 else 'are'} slow, by ranks, operation and size"
     )
 
 

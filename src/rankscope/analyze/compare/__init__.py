@@ -1,1 +1,1 @@
-"""Two captures compared: what is new, what is gone, what takes another time, beyond what noise explains."""
+"""Two captures compared: what is new, what is gone, what takes a different time, beyond what noise explains."""

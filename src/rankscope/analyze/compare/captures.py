@@ -1,4 +1,4 @@
-"""Two captures and what was found in each -> what changed."""
+"""Two captures and the findings in each -> what changed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rankscope.analyze.compare.findings import finding_changes, pair_findings
 from rankscope.analyze.compare.kernels import kernel_changes
 from rankscope.analyze.compare.numbers import number_changes
 from rankscope.analyze.compare.setup import setup_changes
-from rankscope.analyze.compare.steps import WORTH_TELLING, part_changes, step_change
-from rankscope.analyze.compare.verdict import Found, verdict, worst_change
+from rankscope.analyze.compare.steps import WORTH_SHOWING, part_changes, step_change
+from rankscope.analyze.compare.verdict import Compared, verdict, worst_change
 from rankscope.analyze.compile.compare import compare_runs
 from rankscope.model.changes import SCHEMA_NAME, Changes, StepChange, TimeChange
 from rankscope.model.finding import Report, count_noun
@@ -19,10 +19,10 @@ from rankscope.model.tables import Trace
 
 # What each kind of trace is needed for.
 _SOURCES = {
-    "profiles": ("profiler traces", "steps, kernels and the times of collectives are"),
+    "profiles": ("profiler traces", "steps, kernels and collective times are"),
     "collectives": ("Flight Recorder dumps", "call sites of collectives are"),
-    "compile_logs": ("logs of torch.compile", "compilations are"),
-    "metrics": ("metrics", "what the job told about itself is"),
+    "compile_logs": ("torch.compile logs", "compilations are"),
+    "metrics": ("metrics", "the job's own numbers are"),
     "manifests": ("manifests", "versions and environment are"),
 }
 _NUMBER_ORDER = ("worse", "better", "higher", "lower", "same")
@@ -37,14 +37,14 @@ def compare_captures(old: Side, new: Side) -> Changes:
     """A is `old`, B is `new`."""
     traces = old.trace, new.trace
     step = step_change(*traces)
-    least = WORTH_TELLING * step.old_ns if step else 0.0
+    least = WORTH_SHOWING * step.old_ns if step else 0.0
     has_logs = all(trace.has("compile_logs") for trace in traces)
-    found = Found(
+    compared = Compared(
         findings=finding_changes(old.report, new.report),
         step=step,
-        parts=_dearest_first(part_changes(*traces, step)),
-        collectives=_dearest_first(collective_changes(*traces, least)),
-        kernels=_dearest_first(kernel_changes(*traces, least)),
+        parts=_largest_first(part_changes(*traces, step)),
+        collectives=_largest_first(collective_changes(*traces, least)),
+        kernels=_largest_first(kernel_changes(*traces, least)),
         compile=compare_runs(*traces) if has_logs else None,
         shared=[one for ours, one in pair_findings(old.report.findings, new.report.findings) if ours and one],
     )
@@ -53,14 +53,14 @@ def compare_captures(old: Side, new: Side) -> Changes:
         schema=SCHEMA_NAME,
         old=old.report.capture,
         new=new.report.capture,
-        verdict=verdict(found),
-        worst=worst_change(found),
-        findings=tuple(found.findings),
+        verdict=verdict(compared),
+        worst=worst_change(compared),
+        findings=tuple(compared.findings),
         step=step,
-        parts=tuple(found.parts),
-        collectives=tuple(found.collectives),
-        kernels=tuple(found.kernels),
-        compile=found.compile,
+        parts=tuple(compared.parts),
+        collectives=tuple(compared.collectives),
+        kernels=tuple(compared.kernels),
+        compile=compared.compile,
         numbers=tuple(numbers),
         setup=tuple(setup_changes(*traces, (old.report.capture, new.report.capture))),
         not_compared=tuple(_not_compared(*traces)),
@@ -72,7 +72,7 @@ def has_common_source(old: Trace, new: Trace) -> bool:
     return any(old.has(table) and new.has(table) for table in (*_SOURCES, "et_traces", "thread_stacks"))
 
 
-def _dearest_first(times: Iterable[TimeChange]) -> list[TimeChange]:
+def _largest_first(times: Iterable[TimeChange]) -> list[TimeChange]:
     """What got slower before what got faster, the largest change first."""
     return sorted(
         times,
@@ -92,14 +92,14 @@ def _notes(old: Side, new: Side, step: StepChange | None) -> Iterator[str]:
     if sizes[0] != sizes[1]:
         yield (
             f"A has traces of {count_noun(sizes[0], 'rank')}, B of {sizes[1]:,}: "
-            "ranks of B are compared with the most and the least that a rank of A has"
+            "ranks of B are compared with the largest and the smallest value of any rank of A"
         )
     both_profiled = old.trace.has("kernels") and new.trace.has("kernels")
     unmarked = [name for name, side in (("A", old), ("B", new)) if not side.trace.has("steps")]
     if both_profiled and unmarked:
-        yield f"no steps are marked in {' and '.join(unmarked)}: kernels and collectives are compared by the mean call"
+        yield f"no steps are marked in {' and '.join(unmarked)}: kernels and collectives are compared per call"
     if step and min(step.n_old, step.n_new) == 1:
-        yield "with a single step nobody knows how much steps vary: a change has to be beyond 10 %"
+        yield "a single step does not show how much steps vary: only changes of more than 10 % count"
     rings = [int(side.trace.table("ranks").array("n_dropped").max(initial=0)) for side in (old, new)]
     if max(rings) > 0 and all(side.trace.has("collectives") for side in (old, new)):
-        yield "rings of the Flight Recorder keep the newest calls only: a call site may be gone from one for that"
+        yield "the Flight Recorder keeps only the newest calls, so a call site may be missing from one side"

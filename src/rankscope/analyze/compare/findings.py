@@ -1,4 +1,4 @@
-"""Findings that came, went or changed. The same finding: the same rule, about the same code and kind of group."""
+"""Findings that are new, gone or changed. The same finding: the same rule, about the same code and kind of group."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ORDER: tuple[FindingKind, ...] = ("new", "unchecked", "changed", "gone")
 
 def finding_changes(old: Report, new: Report) -> list[FindingChange]:
     pairs = pair_findings(old.findings, new.findings)
-    found = [change for ours, theirs in pairs if (change := _change(ours, theirs, old, new)) is not None]
-    return sorted(found, key=lambda change: (_ORDER.index(change.kind), SEVERITIES.index(change.severity)))
+    changes = [change for ours, theirs in pairs if (change := _change(ours, theirs, old, new)) is not None]
+    return sorted(changes, key=lambda change: (_ORDER.index(change.kind), SEVERITIES.index(change.severity)))
 
 
 def pair_findings(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[tuple[Finding | None, Finding | None]]:
@@ -46,23 +46,23 @@ def _distance(ours: Finding, theirs: Finding) -> tuple[int, int, str, str]:
 
 
 def _change(ours: Finding | None, theirs: Finding | None, old: Report, new: Report) -> FindingChange | None:
-    told = theirs or ours
-    if told is None:
+    shown = theirs or ours
+    if shown is None:
         return None
     kind: FindingKind = "changed" if ours and theirs else "new" if theirs else "gone"
     if kind == "changed" and ours and theirs and _is_alike(ours, theirs):
         return None
-    why = "" if kind == "changed" else _why_unchecked(told.rule, old if theirs else new)
+    why = "" if kind == "changed" else _why_unchecked(shown.rule, old if theirs else new)
     return FindingChange(
         kind="unchecked" if why else kind,
         is_in_new=theirs is not None,
-        code=told.code,
-        rule=told.rule,
-        severity=told.severity,
+        code=shown.code,
+        rule=shown.rule,
+        severity=shown.severity,
         old_severity=ours.severity if ours else None,
-        title=told.title,
+        title=shown.title,
         old_title=ours.title if ours else "",
-        group=_group(told),
+        group=_group(shown),
         location=theirs.location if theirs else None,
         old_location=ours.location if ours else None,
         old_ranks=ours.ranks if ours else (),

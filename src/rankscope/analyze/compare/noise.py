@@ -48,7 +48,7 @@ def standard_error(n: Array, total: Array, squares: Array) -> Array:
 
 
 def judge(old: Samples | None, new: Samples | None, least: float) -> Judgement:
-    """What became of a quantity; changes below `least` are never told."""
+    """How a quantity changed; changes below `least` are never reported."""
     if old is None or new is None:
         return _one_sided(old, new, least)
     if len(old.unit) == len(new.unit) and np.array_equal(np.sort(old.unit), np.sort(new.unit)):
@@ -58,7 +58,7 @@ def judge(old: Samples | None, new: Samples | None, least: float) -> Judgement:
 
 
 def _allowed(mean: Array, error: Array, least: float) -> Array:
-    """How far a value may be off without that meaning anything."""
+    """How far a value may be off without any meaning."""
     usual = np.where(np.isnan(error), SAME_JOB_UNMEASURED, SAME_JOB) * np.abs(mean)
     tolerance: Array = np.maximum(np.maximum(usual, N_ERRORS * np.nan_to_num(error)), least)
     return tolerance
@@ -117,7 +117,7 @@ def _judged(old: Samples, new: Samples, noise: Array, change: Array, is_used: Ar
 
 
 def _beyond(change: Array, noise: Array, is_used: Array) -> Array:
-    """Which units changed so. A few of many must also stand out from how the others vary."""
+    """Which units changed that way. If only a few of many did, they must also exceed how the others vary."""
     where = is_used & (change > noise)
     others = change[is_used]
     if 0 < where.sum() < len(others) / 2:

@@ -1,4 +1,4 @@
-"""Numbers that the jobs told while they trained: step time, samples per second, memory, and their own."""
+"""Numbers that the jobs reported while they trained: step time, samples per second, memory, and their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is the same thing in two captures: code moves, files move, generated names are numbered anew."""
+"""What is the same thing in two captures: code moves, files move, generated names are renumbered."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def _of_manifests(trace: Trace) -> dict[str, str]:
 
 
 def _environment(texts: list[str]) -> dict[str, str]:
-    """Variables that are the same on all ranks: others (RANK, ...) tell nothing about the job."""
+    """Variables that are the same on all ranks: others (RANK, ...) say nothing about the job."""
     everywhere: dict[str, set[str]] = {}
     for text in dict.fromkeys(texts):
         try:

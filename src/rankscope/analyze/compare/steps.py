@@ -13,25 +13,25 @@ from rankscope.model.changes import StepChange, TimeChange, TimeKind
 from rankscope.model.database import database
 from rankscope.model.tables import Array, Trace
 
-SAME_STEP = 0.03  # a step averages over all that it does: it varies less than its parts
+SAME_STEP = 0.03  # a step averages over everything it does: it varies less than its parts
 SLOW_STEP = 0.5  # of a step of A, beyond the longest that A has
-WORTH_TELLING = 0.005  # of a step
+WORTH_SHOWING = 0.005  # of a step
 STEP_METRIC = "step_time_s"
 PARTS = {
     "kernel_ns": "computing",
     "memcpy_ns": "copying",
     "memset_ns": "filling",
-    "communication_ns": "communication that nothing hides",
-    "runtime_ns": "host: calls into the device's runtime",
-    "data_loader_ns": "host: fetching data",
+    "communication_ns": "exposed communication",
+    "runtime_ns": "host: device runtime calls",
+    "data_loader_ns": "host: data loading",
     "cpu_ns": "host: operators",
-    "other_ns": "host: Python, or waiting",
+    "other_ns": "host: Python or waiting",
 }
 COMPUTING, COMMUNICATING = PARTS["kernel_ns"], PARTS["communication_ns"]
 
 
 _JOB_STEPS = "SELECT step, median(duration_ns) AS ns FROM step_breakdown WHERE step IS NOT NULL GROUP BY step"
-_TOLD_STEPS = f"""
+_REPORTED_STEPS = f"""
     SELECT step, median(value) * 1e9 AS ns FROM metrics
     WHERE name = '{STEP_METRIC}' AND value > 0 AND step IS NOT NULL GROUP BY step"""
 
@@ -42,8 +42,8 @@ class _Steps(NamedTuple):
 
 
 def step_change(old: Trace, new: Trace) -> StepChange | None:
-    """By profiler traces where both have steps, else by what the job itself told."""
-    for source, times in (("profiler", _profiled), ("metrics", _told)):
+    """From profiler traces if both have steps, else from the job's own metrics."""
+    for source, times in (("profiler", _profiled), ("metrics", _reported)):
         before, after = times(old), times(new)
         if len(before.ns) and len(after.ns):
             return _compared(source, before, after)
@@ -54,8 +54,8 @@ def _profiled(trace: Trace) -> _Steps:
     return _job_steps(trace, "step_breakdown", _JOB_STEPS) if trace.has("steps") else _NO_STEPS
 
 
-def _told(trace: Trace) -> _Steps:
-    return _job_steps(trace, "metrics", _TOLD_STEPS)
+def _reported(trace: Trace) -> _Steps:
+    return _job_steps(trace, "metrics", _REPORTED_STEPS)
 
 
 _NO_STEPS = _Steps(np.empty(0, np.int64), np.empty(0))
@@ -64,8 +64,8 @@ _NO_STEPS = _Steps(np.empty(0, np.int64), np.empty(0))
 def _job_steps(trace: Trace, table: str, sql: str) -> _Steps:
     if not trace.has(table):  # a derived table is made by asking for it
         return _NO_STEPS
-    found = database(trace).execute(f"{sql} ORDER BY step").fetchnumpy()
-    return _Steps(np.asarray(found["step"]), np.asarray(found["ns"], np.float64))
+    columns = database(trace).execute(f"{sql} ORDER BY step").fetchnumpy()
+    return _Steps(np.asarray(columns["step"]), np.asarray(columns["ns"], np.float64))
 
 
 def _compared(source: str, before: _Steps, after: _Steps) -> StepChange:
@@ -92,7 +92,7 @@ def _compared(source: str, before: _Steps, after: _Steps) -> StepChange:
 
 
 def _median_error(values: Array) -> float:
-    """By the median deviation: single slow steps, which are told apart, do not drown what all of them show."""
+    """From the median deviation: single slow steps, reported separately, do not hide what all of them show."""
     deviation = 1.4826 * float(np.median(np.abs(values - np.median(values))))
     return 1.2533 * deviation / float(np.sqrt(len(values)))
 
@@ -104,7 +104,7 @@ def part_changes(old: Trace, new: Trace, step: StepChange | None) -> Iterator[Ti
     before = measure(old, _PART_VALUES, ("part",), "step")
     after = measure(new, _PART_VALUES, ("part",), "step", step.slow_steps)
     for column, name in PARTS.items():
-        told = judge(before.get((column,)), after.get((column,)), WORTH_TELLING * step.old_ns)
+        told = judge(before.get((column,)), after.get((column,)), WORTH_SHOWING * step.old_ns)
         times = told.old_ns, told.new_ns, told.noise_ns
         yield TimeChange(told.kind, name, "profiler", "step", *times, ranks=told.units)
 

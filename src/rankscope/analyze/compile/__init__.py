@@ -1,4 +1,4 @@
-"""What the logs of torch.compile tell: tables that are made of payloads when asked for, and the rules C4xx."""
+"""What torch.compile logs show: tables made from payloads on request, and the rules C4xx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C404: lines at which tracing stops and the graph is cut in two."""
+"""C404: lines where tracing stops and the graph is split in two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankscope.model.finding import Evidence, Finding, Location, Severity, count
 from rankscope.model.tables import MISSING, Trace
 
 Row = dict[str, Any]
-# What DistributedDataParallel does around the module's forward: nothing that its user could change.
+# What DistributedDataParallel does around the module's forward: nothing its user can change.
 _WRAPPER = re.compile(r"torch/nn/parallel/|DistributedDataParallel")
 _CAUSED = "may have been caused by an earlier graph break"
 _REPORT = re.compile(r"^(Please report|It may be possible to write|This graph break may have)")
@@ -41,21 +41,21 @@ class Broken(NamedTuple):
 
 @rule("C404", "graph-break", needs=("graph_breaks",))
 def graph_break(trace: Trace) -> Iterator[Finding | Effect]:
-    """A line cannot be traced: the graph ends there, Python runs the line, and a new graph begins behind it.
+    """A line cannot be traced: the graph ends before it, Python runs the line, and a new graph starts after it.
 
-    What it means: each break gives two smaller graphs in place of one, less to fuse, Python between them on every
-    call, and one more function to compile. Breaks are told once per line and reason, the user's own code before
-    torch's. The cost is the time for compiling the parts that begin behind the line, and for tracing that was thrown
-    away; what it costs on each call is not in the log.
+    What it means: each break turns one graph into two smaller ones: less fusion, Python between the graphs on every
+    call, and one more function to compile. Each line and reason is listed once, your code before torch's. The cost is
+    the time to compile the parts that start after the line, plus tracing that was thrown away; the cost per call is not
+    in the log.
 
-    Why it happens: print and logging, .item() and branches on the values of tensors, calls into C extensions,
-    generators and other constructs that the tracer does not know, breaks that the code asks for.
+    Why it happens: print and logging, .item() and branches on tensor values, calls into C extensions, generators and
+    other constructs the tracer does not support, breaks the code asks for.
 
     What to do: follow torch's hint for the line, move the line out of the compiled function, or compile the parts
-    before and behind it by themselves. fullgraph=True turns every break into an error.
+    before and after it separately. fullgraph=True turns every break into an error.
 
-    What could fool it: breaks that the wrapper of DistributedDataParallel makes are part of how it works and are told
-    as information. A break may follow from an earlier one: begin with the first.
+    What could fool it: breaks made by the DistributedDataParallel wrapper are part of how it works, so they are listed
+    as info only. A break can be caused by an earlier one: start with the first.
     """
     runs = sites_of(trace).run_of.values()
     for broken in _distinct_breaks(trace):
@@ -70,17 +70,17 @@ def _distinct_breaks(trace: Trace) -> list[Broken]:
         groups.setdefault(key, []).append(row)
     failed = _failed(trace)
     costs = _costs_by_break(trace, sites)
-    found = []
+    breaks = []
     for (run, *_), rows in groups.items():
         frames: dict[int, set[Site]] = {}
         by_rank: dict[int, int] = {}
         for row in rows:
             frames.setdefault(row["rank"], set()).add(sites.find(row))
-        for identity, row in {_identity(row): row for row in rows}.items():  # ids may come again: each is paid once
+        for identity, row in {_identity(row): row for row in rows}.items():  # ids can repeat: each is charged once
             by_rank[row["rank"]] = by_rank.get(row["rank"], 0) + costs.get(identity, 0)
         n_eager = len({sites.find(row) for row in rows if key_of(row) in failed})
-        found.append(Broken(run, rows, frames, by_rank, n_eager))
-    return found
+        breaks.append(Broken(run, rows, frames, by_rank, n_eager))
+    return breaks
 
 
 def _identity(row: Row) -> tuple[Key, int, str, int, str]:
@@ -93,7 +93,7 @@ def _failed(trace: Trace) -> set[Key]:
 
 
 def _costs_by_break(trace: Trace, sites: Sites) -> dict[tuple[Any, ...], int]:
-    """Tracing that the break threw away, and the compilations of the frames that begin behind it."""
+    """Tracing that the break threw away, and compiling the frames that start after it."""
     breaks = list(trace.table("graph_breaks").rows())
     per_compilation: dict[Key, list[Row]] = {}
     per_function: dict[tuple[Any, ...], list[Row]] = {}
@@ -112,9 +112,9 @@ def _costs_by_break(trace: Trace, sites: Sites) -> dict[tuple[Any, ...], int]:
 
     compilations = trace.table("compilations")
     for key, lost_ns in zip(keys_of(compilations), compilations.array("lost_ns").tolist(), strict=True):
-        own = per_compilation.get(key, [])
-        for row in own:
-            charge(row, max(lost_ns, 0) // len(own))
+        causes = per_compilation.get(key, [])
+        for row in causes:
+            charge(row, max(lost_ns, 0) // len(causes))
     taken = costs_of(trace)
     for resumed in _resumed_frames(trace):
         cause = _cause(per_function, resumed)
@@ -130,7 +130,7 @@ def _functions(trace: Trace) -> dict[Key, str]:
 
 
 class _Resumed(NamedTuple):
-    """A frame that begins behind a graph break, with all its versions."""
+    """A frame that starts after a graph break, with all its versions."""
 
     file_id: int
     rank: int
@@ -154,13 +154,13 @@ def _resumed_frames(trace: Trace) -> list[_Resumed]:
 
 
 def _cause(breaks: dict[tuple[Any, ...], list[Row]], resumed: _Resumed) -> Row | None:
-    """The last break in the function before the frame was first compiled; on its line, where the function itself holds
-    the break and does not merely call what holds it."""
+    """The last break in the function before the frame was first compiled; the one on the frame's line, if the break is
+    in the function itself and not in something it calls."""
     function = (resumed.file_id, resumed.rank, resumed.function)
-    for own in (breaks.get((*function, resumed.line), []), breaks.get(function, [])):
-        position = bisect_right(own, resumed.start_ns + _CLOCK_NS, key=_time)
+    for candidates in (breaks.get((*function, resumed.line), []), breaks.get(function, [])):
+        position = bisect_right(candidates, resumed.start_ns + _CLOCK_NS, key=_time)
         if position:
-            return own[position - 1]
+            return candidates[position - 1]
     return None
 
 
@@ -171,7 +171,7 @@ def _time(row: Row) -> int:
 def _describe(broken: Broken, notes: tuple[str, ...]) -> Finding:
     row = broken.first
     cost = most(broken.costs)
-    sites = sorted({site for own in broken.frames.values() for site in own})
+    sites = sorted({site for cut in broken.frames.values() for site in cut})
     return Finding(
         code="C404",
         rule="graph-break",
@@ -207,13 +207,13 @@ def _severity(row: Row) -> Severity:
 
 def _what(row: Row) -> str:
     reason = shortened(row["reason"]) or first_line(row["explanation"]) or "no reason was logged"
-    return reason if row["is_user"] or not row["file"] else f"{reason}, in code that is not yours"
+    return reason if row["is_user"] or not row["file"] else f"{reason}, in library code"
 
 
 def _location(row: Row, sites: list[Site]) -> Location | None:
     if not row["is_user"] and row["caller_file"]:
-        place = (row["caller_file"], row["caller_line"])
-        function = next((site.function for site in sites if (site.file, site.line) == place), "")
+        caller = (row["caller_file"], row["caller_line"])
+        function = next((site.function for site in sites if (site.file, site.line) == caller), "")
         return Location(row["caller_file"], max(row["caller_line"], 0), function)
     return Location(row["file"], max(row["line"], 0), row["function"]) if row["file"] else None
 
@@ -224,15 +224,15 @@ def _certain(broken: Broken, sites: list[Site], cost: int) -> tuple[str, ...]:
     for one in broken.rows:
         per_rank[one["rank"]] = per_rank.get(one["rank"], 0) + 1
     names = listed(dict.fromkeys(site.name for site in sites if site.function), 4)
-    cut = f", cuts {names}" if names else ""
-    lines = [f"met {times(most(per_rank))} while compiling{cut}"]
+    cut = f"; it splits {names}" if names else ""
+    lines = [f"hit {times(most(per_rank))} while compiling{cut}"]
     if row["explanation"]:
         lines.append(shortened(row["explanation"], 300))
     if broken.n_eager:
         are = "is" if broken.n_eager == 1 else "are"
         lines.append(f"{count_noun(broken.n_eager, 'function')} {are} not compiled at all because of it")
     if cost:
-        lines.append(f"compiling what begins behind it, and tracing anew, took {cost_on(cost, len(per_rank))}")
+        lines.append(f"compiling the code after it, and tracing again, took {cost_on(cost, len(per_rank))}")
     if not row["is_user"] and row["file"]:
         lines.append(f"the break is at {row['file']}:{row['line']} in {row['function'] or '?'}")
     return tuple(lines)
@@ -240,14 +240,14 @@ def _certain(broken: Broken, sites: list[Site], cost: int) -> tuple[str, ...]:
 
 def _notes(row: Row) -> tuple[str, ...]:
     hints = row["hints"].splitlines()
-    follows = ("it may follow from an earlier graph break",) if any(_CAUSED in hint for hint in hints) else ()
-    page = (f"torch's page about it: {row['url']}",) if row["url"] else ()
+    follows = ("it may be caused by an earlier graph break",) if any(_CAUSED in hint for hint in hints) else ()
+    page = (f"torch's documentation: {row['url']}",) if row["url"] else ()
     return (*follows, *page)
 
 
 def _help(row: Row) -> str:
     if _severity(row) == "info":
-        return "nothing to change at this line: it is part of how torch's own code works"
+        return "nothing to change here: this break is part of how torch's own code works"
     hints = [hint for hint in row["hints"].splitlines() if not _REPORT.match(hint)][:_MAX_HINTS]
-    told = " ".join(shortened(hint, 300) for hint in hints)
-    return told or "move the line out of the compiled function, or compile the parts before and behind it by themselves"
+    advice = " ".join(shortened(hint, 300) for hint in hints)
+    return advice or "move the line out of the compiled function, or compile the parts before and after it separately"

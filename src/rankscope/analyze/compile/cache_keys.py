@@ -1,5 +1,5 @@
-"""Why a look-up missed: the components of its key beside those of the same look-up in another run or rank, or beside
-those of the function as this process compiled it before."""
+"""Why a lookup missed: the components of its key compared with the same lookup in another run or rank, or with an
+earlier version of the function in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Change(NamedTuple):
 
 
 class Miss(NamedTuple):
-    """A miss, and the same look-up as it was made before: in an earlier run, by another rank, or in this process."""
+    """A miss, and the same lookup as it was made before: in an earlier run, by another rank, or in this process."""
 
     event: Row
     before: Row
@@ -50,7 +50,7 @@ class Miss(NamedTuple):
 
     @property
     def compilation(self) -> tuple[Any, ...]:
-        """Which one it was that looked something up."""
+        """The compilation that made the lookup."""
         return tuple(self.event[name] for name in ("file_id", "rank", "compile_id", "attempt", "instance"))
 
     @property
@@ -63,19 +63,20 @@ class Miss(NamedTuple):
 
 
 def misses_of(trace: Trace, cache: str) -> list[Miss]:
-    """The dearest misses whose look-up was made before, explained as far as the log tells."""
-    found = sorted(_repeated(trace, cache), key=lambda candidates: -candidates[0].event["taken_ns"])
+    """The most expensive misses whose lookup was made before, explained where the log has the components."""
+    repeated = sorted(_repeated(trace, cache), key=lambda candidates: -candidates[0].event["taken_ns"])
     known: _Known = {}
-    misses = [candidates[0] for candidates in found if candidates[0].is_same_key]
-    for candidates in [own for own in found if not own[0].is_same_key][:_MAX_EXPLAINED]:
+    misses = [candidates[0] for candidates in repeated if candidates[0].is_same_key]
+    for candidates in [pairs for pairs in repeated if not pairs[0].is_same_key][:_MAX_EXPLAINED]:
         compared = [miss._replace(changes=_changes(trace, miss, known)) for miss in candidates]
-        told = [miss for miss in compared if miss.changes]
-        misses.append(min(told or compared, key=lambda miss: len(miss.changes)))
+        explained = [miss for miss in compared if miss.changes]
+        misses.append(min(explained or compared, key=lambda miss: len(miss.changes)))
     return misses
 
 
 def logs_components(trace: Trace, cache: str) -> bool:
-    """As the first miss of the cache has it: of AOTAutograd's keys torch logs them only with debug messages on."""
+    """Judged by the first miss of the cache: torch logs the components of AOTAutograd's keys only with debug messages
+    on."""
     events = trace.table("cache_events")
     is_miss = events.text("cache").equals(cache) & events.text("outcome").equals("miss")
     rows = events.take(np.flatnonzero(is_miss)[:1]).rows()
@@ -83,9 +84,9 @@ def logs_components(trace: Trace, cache: str) -> bool:
 
 
 def _repeated(trace: Trace, cache: str) -> Iterator[list[Miss]]:
-    """Each miss beside the latest earlier look-ups of the same: in another process those of the same function,
-    compilation and position among its look-ups; where there are none, those of an earlier version of the function in
-    this process. One with the same key stands alone."""
+    """Each miss next to the latest earlier lookups of the same thing: in another process those of the same function,
+    compilation and position; if there are none, those of an earlier version of the function in this process. One with
+    the same key is returned alone."""
     sites, events = sites_of(trace), trace.table("cache_events")
     wanted = events.take(np.flatnonzero(events.text("cache").equals(cache)))
     starts = _starts(trace, set(wanted.array("file_id").tolist()))
@@ -95,8 +96,8 @@ def _repeated(trace: Trace, cache: str) -> Iterator[list[Miss]]:
     for event in sorted(wanted.rows(), key=lambda event: (event["time_ns"], event["file_id"], event["record"])):
         process, compile_id = (event["file_id"], event["rank"]), event["compile_id"]
         event["instance"] = bisect_right(starts.get((event["file_id"], compile_id), ()), event["record"])
-        own = (*process, compile_id, event["attempt"], event["instance"])
-        position = counts[own] = counts.get(own, 0) + 1
+        compilation = (*process, compile_id, event["attempt"], event["instance"])
+        position = counts[compilation] = counts.get(compilation, 0) + 1
         site = sites.find(event)
         same = by_look_up.setdefault((site, compile_id, event["attempt"], position), {})
         versions = by_function.setdefault((*process, site, compile_id.rpartition("/")[0], position), {})
@@ -112,13 +113,13 @@ def _repeated(trace: Trace, cache: str) -> Iterator[list[Miss]]:
 
 
 def _starts(trace: Trace, file_ids: set[int]) -> dict[tuple[int, str], list[int]]:
-    """(file, compile id) -> the records with which it began: more than one where torch._dynamo.reset was called."""
+    """(file, compile id) -> the records with which it started: more than one if torch._dynamo.reset was called."""
     records = trace.table("compile_records")
     rows = np.flatnonzero(records.text("kind").equals("dynamo_start") & np.isin(records.array("file_id"), [*file_ids]))
-    found: dict[tuple[int, str], list[int]] = {}
+    starts: dict[tuple[int, str], list[int]] = {}
     for row in records.take(rows).rows():
-        found.setdefault((row["file_id"], row["compile_id"]), []).append(row["record"])
-    return found
+        starts.setdefault((row["file_id"], row["compile_id"]), []).append(row["record"])
+    return starts
 
 
 def _latest(seen: dict[str, Row], event: Row) -> list[Row]:
@@ -126,7 +127,7 @@ def _latest(seen: dict[str, Row], event: Row) -> list[Row]:
 
 
 def _is_other(row: Row, event: Row) -> bool:
-    """Not an attempt at the same compilation that was given up."""
+    """Not an abandoned attempt at the same compilation."""
     return bool((row["compile_id"], row["instance"]) != (event["compile_id"], event["instance"]))
 
 
@@ -168,7 +169,7 @@ def _texts(trace: Trace, place: tuple[int, int]) -> list[str]:
 
 
 def differing(old: str, new: str) -> tuple[str, str]:
-    """Two long values, each from shortly before the first difference to shortly behind the last one."""
+    """Two long values, each from just before the first difference to just after the last one."""
     old, new = " ".join(old.split()), " ".join(new.split())
     if max(len(old), len(new)) <= _MAX_VALUE:
         return old, new
@@ -179,7 +180,7 @@ def differing(old: str, new: str) -> tuple[str, str]:
 
 
 def _n_equal(one: str, other: str) -> int:
-    """How many characters two texts have in common at their beginning."""
+    """How many characters two texts have in common at the start."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (left, right) in pairs if left != right), min(len(one), len(other)))
 

@@ -1,4 +1,4 @@
-"""The versions of each compiled function in order, and for each the guard that the call before it did not pass."""
+"""The versions of each compiled function in order, and for each the guard that the call failed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SCOPE = re.compile(r"\b[LG]\['([^']+)'\]")
 
 
 class Version(NamedTuple):
-    """One compilation of a frame. The guard is the one of the version before it that the call did not pass."""
+    """One compilation of a frame. The guard is the one of the previous version that the call failed."""
 
     compile_id: str
     number: int
@@ -41,7 +41,7 @@ class Version(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The versions of one function in one run, by rank; ranks that recompiled for other reasons have their own."""
+    """The versions of one function in one run, by rank; ranks that recompiled for other reasons have another chain."""
 
     run: int
     site: Site
@@ -49,13 +49,13 @@ class Chain(NamedTuple):
 
     @property
     def longest(self) -> list[Version]:
-        """Of the rank with the most versions; the lowest of them."""
+        """Of the rank with the most versions; the lowest rank if several have as many."""
         return max((self.versions[rank] for rank in sorted(self.versions)), key=len)
 
     @property
     def cost_ns(self) -> int:
-        """What all but the first versions took, on the rank that lost most."""
-        return max(sum(one.cost_ns for one in own if one.number > 0) for own in self.versions.values())
+        """The time of all but the first version, on the rank that lost most."""
+        return max(sum(one.cost_ns for one in made if one.number > 0) for made in self.versions.values())
 
     @property
     def limit(self) -> str:
@@ -63,7 +63,7 @@ class Chain(NamedTuple):
 
 
 def is_limit(fail_type: str, fail_reason: str) -> bool:
-    """True where a compilation was refused because the frame has too many versions, as old and new torch say it."""
+    """True if a compilation was refused because the frame has too many versions, in the words of old or new torch."""
     return bool(_LIMIT.search(fail_type) or _LIMIT.search(fail_reason))
 
 
@@ -78,7 +78,7 @@ def plain_source(source: str) -> str:
 
 
 def chains_of(trace: Trace) -> list[Chain]:
-    """Of every function that was compiled more than once or refused; the order hangs on nothing but the data."""
+    """Of every function that was compiled more than once or refused; the order depends only on the data."""
     return derived(trace, _make_chains)
 
 
@@ -111,12 +111,12 @@ def _signature(versions: list[Version]) -> tuple[Any, ...]:
 
 
 def cause_key(guard: Row) -> tuple[str, str, int]:
-    """Without a subject only the text of the guard keeps different conditions apart."""
+    """Without a subject, only the guard's text distinguishes conditions."""
     return guard["cause"], guard["subject"] or guard["guard"], guard["dimension"]
 
 
 def _frames(trace: Trace) -> dict[tuple[Any, ...], list[Row]]:
-    """The versions of each frame in order. Torch may start counting frames anew, so the code is part of the key."""
+    """The versions of each frame in order. Torch may restart its frame numbers, so the code is part of the key."""
     sites, compilations = sites_of(trace), trace.table("compilations")
     is_forward = np.flatnonzero(compilations.text("phase").equals("forward"))
     frames: dict[tuple[Any, ...], list[Row]] = {}
@@ -139,7 +139,7 @@ def _frames(trace: Trace) -> dict[tuple[Any, ...], list[Row]]:
 
 
 def _add_text_versions(trace: Trace, frames: dict[tuple[Any, ...], list[Row]], seen: set[Key]) -> None:
-    """Logs that are mere text tell of the recompilations alone, and of the limit in a warning."""
+    """Text logs show only the recompilations, and the limit as a warning."""
     sites, recompiles = sites_of(trace), trace.table("recompiles")
     limits = _limit_lines(trace)
     for row in recompiles.take(_newest_rows(recompiles)).rows():
@@ -173,7 +173,7 @@ def _limit_lines(trace: Trace) -> dict[Key, tuple[str, Site]]:
 
 
 def _newest_rows(recompiles: Table) -> Array:
-    """Of each compilation the row about the newest version: the older ones had already failed before."""
+    """For each compilation the row about the newest version: the older ones had already failed before."""
     against = recompiles.text("against")
     numbers = np.array([_version_number(text) for text in against.values], np.int64)
     newest_last = numbers[against.codes] if len(numbers) else np.zeros(len(recompiles), np.int64)
@@ -188,7 +188,7 @@ def _version_number(compile_id: str) -> int:
 
 
 class _Facts(NamedTuple):
-    """What is known of single compilations, by file and compile id."""
+    """What is known about single compilations, by file and compile id."""
 
     guards: dict[Key, Row]
     costs: Costs
@@ -220,7 +220,7 @@ class _Facts(NamedTuple):
 
 
 def costs_of(trace: Trace) -> Costs:
-    """What each compilation took, its backward and its work at run time included."""
+    """The time each compilation took, including its backward and its run-time work."""
     return derived(trace, _make_costs)
 
 

@@ -1,7 +1,7 @@
-"""Two runs compared: graph breaks, recompilations and failures that came or went, and time gained or lost per line.
+"""Two runs compared: graph breaks, recompilations and failures that are new or gone, and time gained or lost per line.
 
-Code moves between two runs: a line is found again by its file and function, then by the nearest line; where the whole
-tree has moved, by the file's name.
+Code moves between two runs: a line is found again by its file and function, then by the nearest line; if the whole tree
+has moved, by the file's name.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Side:
         )
 
     def recompiles(self) -> Counts:
-        """By function and by what changed; the values it changed to are no part of what is compared."""
+        """By function and by what changed; the values it changed to are not compared."""
         return _counted(
             (rank, _spot(chain.site, _condition(cause.guard)), words)
             for chain in chains_of(self.trace)
@@ -128,10 +128,10 @@ class _Side:
         return _counted((row["rank"], _spot(sites.find(row), what := _failure(row)), what) for row in failed)
 
     def look_ups(self) -> dict[str, Counter[str]]:
-        found: dict[str, Counter[str]] = defaultdict(Counter)
+        outcomes: dict[str, Counter[str]] = defaultdict(Counter)
         for row in self._rows("cache_events"):
-            found[row["cache"]][row["outcome"]] += 1
-        return found
+            outcomes[row["cache"]][row["outcome"]] += 1
+        return outcomes
 
     def line_times(self) -> dict[Spot, int]:
         times: dict[Spot, int] = defaultdict(int)
@@ -145,13 +145,13 @@ def _spot(site: Site, detail: Hashable) -> Spot:
 
 
 def _condition(guard: Mapping[str, Any]) -> Hashable:
-    """What was guarded; without a subject only the text of the guard keeps different conditions apart."""
+    """What was guarded; without a subject, only the guard's text distinguishes conditions."""
     return guard["cause"], guard["subject"] or guard["guard"], guard["dimension"]
 
 
 def _failure(row: Mapping[str, Any]) -> str:
     if is_limit(row["fail_type"], row["fail_reason"]):
-        return "the limit of recompilations was reached: eager from then on"
+        return "the recompile limit was reached: eager from then on"
     return f"{row['fail_type']}: {first_line(row['fail_reason'])}".strip(": ")
 
 
@@ -165,15 +165,15 @@ def _counted(seen: Iterator[tuple[int, Spot, str]]) -> Counts:
 
 
 def _changes(old: Counts, new: Counts) -> list[Change]:
-    found = []
+    changes = []
     for ours, theirs in paired_spots(old, new):
         n_old, n_new = (old[ours].n if ours else 0), (new[theirs].n if theirs else 0)
         spot, counts = (theirs, new) if theirs else (ours, old)
         if n_old == n_new or spot is None:
             continue
         kind: Kind = "new" if not n_old else "gone" if not n_new else "more" if n_new > n_old else "fewer"
-        found.append(Change(kind, spot.file, spot.line, spot.function, counts[spot].what, n_old, n_new))
-    return sorted(found, key=lambda change: (_WORST_FIRST.index(change.kind), change.file, change.line, change.what))
+        changes.append(Change(kind, spot.file, spot.line, spot.function, counts[spot].what, n_old, n_new))
+    return sorted(changes, key=lambda change: (_WORST_FIRST.index(change.kind), change.file, change.line, change.what))
 
 
 def _line_times(old: Mapping[Spot, int], new: Mapping[Spot, int]) -> list[TimeChange]:

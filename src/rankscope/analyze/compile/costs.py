@@ -21,7 +21,7 @@ _MAX_PLACES = 8
 _MAX_FACTS = 200
 _SLOW_GUARDS_NS = 100_000  # per call
 _VERY_SLOW_GUARDS_NS = 1_000_000
-_MANY_GUARDS = 20  # the time of fewer is mostly that of measuring it
+_MANY_GUARDS = 20  # for fewer, the time is mostly that of measuring it
 _PHASE_NAMES = {
     "dynamo_ns": "tracing Python",
     "aot_ns": "AOTAutograd",
@@ -34,27 +34,28 @@ _PHASE_NAMES = {
 
 @rule("C409", "compile-time", needs=("compile_ledger",))
 def compile_time(trace: Trace) -> Iterator[Finding | Effect]:
-    """What compiling took in all, by function and by phase.
+    """How long compiling took in total, by function and by phase.
 
-    What it means: the time that the rank that compiled longest spent on it, with the functions that took most of it.
-    Phases exclude each other and add up to the total; forward, backward and work at run time (autotuning, recording of
-    CUDA graphs) are counted together. The table compile_ledger has it for every rank.
+    What it means: the compile time of the rank that compiled longest, with the functions that took most of it. Phases
+    do not overlap and add up to the total; forward, backward and work at run time (autotuning, recording CUDA graphs)
+    are counted together. The table compile_ledger has the numbers of every rank.
 
-    Why it happens: compiling is the price of torch.compile and normal at the start. It is a problem when it goes on
+    Why it happens: compiling is the price of torch.compile and is normal at startup. It is a problem if it continues
     during training, or takes a large part of a short job.
 
-    What to do: begin with the function on top: recompilations (C402) and graph breaks (C404) multiply the price. Keep
-    the caches between runs (C407). Regional compilation of a repeated block compiles it once in place of many times.
+    What to do: start with the function at the top: recompilations (C402) and graph breaks (C404) multiply the cost.
+    Keep the compile caches between runs (C407). Regional compilation compiles a repeated block once instead of many
+    times.
 
-    What could fool it: the log begins and ends with compiling, so the share of a long job is smaller than the share of
-    the log; where a profiler trace or a Flight Recorder dump of the same time is in the capture, the job's time is
-    taken from there too.
+    What could fool it: the log starts and ends with compiling, so the share of a long job is smaller than the share of
+    the log. If a profiler trace or a Flight Recorder dump of the same time is in the capture, it counts toward the
+    job's time too.
     """
     ledger = trace.table("compile_ledger")
     runs = sites_of(trace).run_of.values()
     for run in sorted(set(ledger.array("run").tolist())):
-        own = ledger.take(np.flatnonzero(ledger.array("run") == run))
-        yield _describe_time(trace, run, own, run_note(run, runs))
+        in_run = ledger.take(np.flatnonzero(ledger.array("run") == run))
+        yield _describe_time(trace, run, in_run, run_note(run, runs))
 
 
 def _describe_time(trace: Trace, run: int, ledger: Table, notes: tuple[str, ...]) -> Finding:
@@ -83,10 +84,13 @@ def _describe_time(trace: Trace, run: int, ledger: Table, notes: tuple[str, ...]
             certain=(
                 f"by phase: {_shares(phases, cost, _PHASE_NAMES)}",
                 *((f"by part: {_shares(parts, cost, {})}",) if parts["backward"] or parts["runtime"] else ()),
-                *((f"{100 * share:.0f} % of {of_what}, {format_duration(span)}",) if span > 0 else ()),
+                *((f"that is {100 * share:.0f} % of {of_what}, {format_duration(span)}",) if span > 0 else ()),
             ),
-            notes=(*((f"of rank {slowest}, which took longest",) if len(totals) > 1 else ()), *notes),
-            comparison=_dearest(own, cost),
+            notes=(
+                *((f"these numbers are for rank {slowest}, which took longest",) if len(totals) > 1 else ()),
+                *notes,
+            ),
+            comparison=_most_expensive(own, cost),
             cost_ns=cost,
             facts={
                 "ranks": [{"rank": rank, "total_ns": total} for rank, total in sorted(totals.items())],
@@ -96,7 +100,7 @@ def _describe_time(trace: Trace, run: int, ledger: Table, notes: tuple[str, ...]
                 "span_ns": span,
             },
         ),
-        help='begin with the function on top; `rankscope query PATH "from compile_ledger"` shows all of them',
+        help='start with the function at the top; `rankscope query PATH "from compile_ledger"` lists them all',
     )
 
 
@@ -105,18 +109,19 @@ def _shares(parts: dict[str, int], total: int, names: dict[str, str]) -> str:
     return ", ".join(f"{names.get(name, name)} {format_duration(taken)}" for taken, name in shown)
 
 
-def _dearest(rows: list[Row], total: int) -> Comparison:
+def _most_expensive(rows: list[Row], total: int) -> Comparison:
     shown = rows[:_MAX_PLACES]
-    places = tuple(f"{row['function'] or 'not named'} {Site(row['file'], row['line'], '').place}" for row in shown)
+    places = tuple(f"{row['function'] or 'unnamed'} {Site(row['file'], row['line'], '').place}" for row in shown)
     counts = tuple(
-        f"{row['n_compilations']}" + (f" ({row['n_recompiles']} again)" if row["n_recompiles"] else "") for row in shown
+        f"{row['n_compilations']}" + (f" ({row['n_recompiles']} recompiled)" if row["n_recompiles"] else "")
+        for row in shown
     )
     taken = tuple(f"{format_duration(row['total_ns'])} ({100 * row['total_ns'] / total:.0f} %)" for row in shown)
-    return Comparison("function", places, (Side("took", (), taken), Side("compiled", (), counts)))
+    return Comparison("function", places, (Side("time", (), taken), Side("compiled", (), counts)))
 
 
 def _job_span(trace: Trace, run: int) -> tuple[int, str]:
-    """How long the job ran, as far as the capture tells: the logs, and what else was recorded meanwhile."""
+    """How long the job ran, as far as the capture shows: the logs, and other traces of the same time."""
     logs = trace.table("compile_logs")
     own = logs.take(np.flatnonzero(logs.array("run") == run))
     first, last = own.array("first_ns"), own.array("last_ns")
@@ -131,13 +136,13 @@ def _job_span(trace: Trace, run: int) -> tuple[int, str]:
         spans.append((int(created[created > 0].min()), int(created.max())))
     meanwhile = [span for span in spans if span[0] > 0 and span[0] <= end and span[1] >= begin]
     if not meanwhile:
-        return end - begin, "the time from the first to the last record of the logs"
+        return end - begin, "the time from the first to the last log record"
     begin = min(begin, *(start for start, _ in meanwhile))
-    return max(end, *(stop for _, stop in meanwhile)) - begin, "the time that was recorded of the job"
+    return max(end, *(stop for _, stop in meanwhile)) - begin, "the job's recorded time"
 
 
 class _Guarded(NamedTuple):
-    """What a call checks at worst: the guards of all versions of a frame, on the rank where that takes longest."""
+    """The most a call can check: the guards of all versions of a frame, on the rank where that takes longest."""
 
     rank: int
     latency_ns: int
@@ -150,21 +155,21 @@ def slow_guards(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """Checking whether a compiled version fits takes long, on every call.
 
     What it means: before compiled code runs, its guards are checked: types, sizes, attributes, globals. Torch measures
-    that once when it compiles. With several versions a call checks them one after the other until one fits: the time
-    given is for all of them.
+    this once, when it compiles. If there are several versions, a call checks them one after the other until one fits:
+    the time shown is for all of them.
 
     Why it happens: modules with many parameters and attributes, long lists or dictionaries in the arguments, many
     versions of one function.
 
-    What to do: reduce the number of versions first (C402). Compile the whole step rather than many small functions,
-    move settings out of the module, set torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags or
-    torch.compiler.set_stance with skip_guard_eval_unsafe where the inputs are known not to change.
+    What to do: first reduce the number of versions (C402). Compile the whole step instead of many small functions, move
+    settings out of the module, set torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags, or use
+    torch.compiler.set_stance with skip_guard_eval_unsafe if the inputs are known not to change.
 
-    What could fool it: it is measured once, cold, and on a loaded machine longer than in training; compare it with
-    the time of a step before acting on it.
+    What could fool it: it is measured once, cold, and takes longer on a busy machine than in training; compare it with
+    the step time before acting on it.
     """
     if not (trace.table("compilations").array("guard_latency_ns") > 0).any():
-        yield Skipped("no time of guards in the logs: run a newer torch with TORCH_TRACE=FOLDER")
+        yield Skipped("no guard times in the logs: use a newer torch with TORCH_TRACE=FOLDER")
     runs = sites_of(trace).run_of.values()
     for (run, site), guarded in _guarded_functions(trace).items():
         worst = max(guarded, key=lambda one: one.latency_ns)
@@ -174,12 +179,12 @@ def slow_guards(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
             rule="slow-guards",
             severity="warning" if worst.latency_ns >= _VERY_SLOW_GUARDS_NS else "info",
             certainty="likely",
-            title=f"{site.name}: up to {format_duration(worst.latency_ns)} of every call go into checking "
+            title=f"{site.name} spends up to {format_duration(worst.latency_ns)} per call checking "
             f"{count_noun(worst.n_guards, 'guard')}{versions}",
             ranks=ranks_of(one.rank for one in guarded),
             location=site.location,
             evidence=Evidence(
-                certain=("as torch measured it once, when it compiled",),
+                certain=("torch measured this once, when it compiled",),
                 notes=run_note(run, runs),
                 facts={
                     "guard_latency_ns": worst.latency_ns,
@@ -189,7 +194,7 @@ def slow_guards(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
             ),
             help="reduce the number of versions"
             if worst.n_versions > 2
-            else "compile a larger part at once, so that fewer calls check guards; keep settings out of the module",
+            else "compile larger parts, so that fewer calls check guards; keep settings out of the module",
         )
 
 
@@ -205,27 +210,27 @@ def _guarded_functions(trace: Trace) -> dict[tuple[int, Site], list[_Guarded]]:
             before = frames.get(key, _Guarded(rank, 0, 0, 0))
             n_all = before.n_guards + max(n_guards, 0)
             frames[key] = _Guarded(rank, before.latency_ns + latency, n_all, before.n_versions + 1)
-    found: dict[tuple[int, Site], list[_Guarded]] = {}
+    slow: dict[tuple[int, Site], list[_Guarded]] = {}
     for (run, site, *_), guarded in frames.items():
         if guarded.latency_ns > _SLOW_GUARDS_NS and guarded.n_guards >= _MANY_GUARDS:
-            found.setdefault((run, site), []).append(guarded)
-    return found
+            slow.setdefault((run, site), []).append(guarded)
+    return slow
 
 
 @rule("C415", "cudagraphs-skipped", needs=("compilations",))
 def cudagraphs_skipped(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """CUDA graphs were asked for and not used: every kernel is launched by itself.
+    """CUDA graphs were requested but not used: every kernel is launched individually.
 
     What it means: mode="reduce-overhead" or "max-autotune" records the kernels of a graph once and replays them. For
-    these functions torch gave up on that, for the reason that is named, and they run without it.
+    these functions torch gave up on that, for the reason shown, and they run without CUDA graphs.
 
-    Why it happens: inputs that are changed in place, tensors on the CPU or on several devices, operators that cannot be
-    recorded, sizes that differ from call to call.
+    Why it happens: inputs that are modified in place, tensors on the CPU or on several devices, operators that cannot
+    be recorded, sizes that differ from call to call.
 
-    What to do: remove the reason: move the CPU tensor to the device, copy instead of changing an input, take the
-    operator out of the compiled function, or give up on CUDA graphs for this function.
+    What to do: remove the reason: move the CPU tensor to the device, copy an input instead of modifying it, take the
+    operator out of the compiled function, or do not use CUDA graphs for this function.
 
-    What could fool it: the time that is lost is not in the log; it matters where kernels are short.
+    What could fool it: the lost time is not in the log; it matters if kernels are short.
     """
     sites, compilations = sites_of(trace), trace.table("compilations")
     groups: dict[tuple[int, Site, str], set[int]] = {}
@@ -234,7 +239,7 @@ def cudagraphs_skipped(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         if reason:
             groups.setdefault((sites.run(file_id), site, reason), set()).add(rank)
     if is_text_only(trace) and not groups:
-        yield Skipped("the text does not tell of CUDA graphs: run with TORCH_LOGS=perf_hints, or TORCH_TRACE=FOLDER")
+        yield Skipped("no CUDA graph messages in this log: run with TORCH_LOGS=perf_hints, or TORCH_TRACE=FOLDER")
     for (run, site, reason), ranks in groups.items():
         yield Finding(
             code="C415",

@@ -155,7 +155,7 @@ def _paired(marks: _Marks) -> _Pieces:
 
 
 def _last_open(candidates: list[int], state: list[int]) -> int:
-    """Those that another look-up closed are dropped on the way."""
+    """Those that another lookup closed are dropped on the way."""
     while candidates:
         piece = candidates.pop()
         if state[piece] == _OPEN:

@@ -1,4 +1,4 @@
-"""Compilations that failed, began anew or never ended: what the log tells of each, grouped by cause."""
+"""Compilations that failed, restarted or never ended: what the log says about each, grouped by cause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import MISSING, Trace
 
 Row = dict[str, Any]
-_SOFT = ("Unsupported", "UserError")  # torch falls back to plain Python, unless it was told not to
+_SOFT = ("Unsupported", "UserError")  # torch falls back to plain Python, unless set not to
 
 
 class Failure(NamedTuple):
@@ -46,13 +46,13 @@ class Unfinished(NamedTuple):
     site: Site
     compile_id: str
     ranks: tuple[int, ...]
-    phases: tuple[str, ...]  # under way when the log ends, the innermost last
+    phases: tuple[str, ...]  # open when the log ends, the innermost last
     open_ns: int
     is_cut: bool
 
 
 def failures_of(trace: Trace) -> list[Failure]:
-    """Without what merely fell back: those are graph breaks, or functions with too many versions."""
+    """Without those that merely fell back: these are graph breaks, or functions with too many versions."""
     sites, compilations = sites_of(trace), trace.table("compilations")
     positions = np.flatnonzero(compilations.text("status").equals("failed"))
     taken = total_times(trace)
@@ -116,12 +116,12 @@ def _failure(trace: Trace, run: int, rows: list[tuple[Row, int]]) -> Failure:
 
 
 def _is_suppressed(trace: Trace, row: Row) -> bool:
-    """True where torch was set to go on without compilation after errors: only the metrics' own record tells."""
+    """True if torch was set to continue uncompiled after errors: only the metrics record says so."""
     records = trace.table("compile_records")
-    found = np.flatnonzero((records.array("file_id") == row["file_id"]) & (records.array("record") == row["record"]))
-    if not len(found):
+    rows = np.flatnonzero((records.array("file_id") == row["file_id"]) & (records.array("record") == row["record"]))
+    if not len(rows):
         return False
-    [record] = records.take(found[:1]).rows()
+    [record] = records.take(rows[:1]).rows()
     try:
         metrics = json.loads(mapped_log(trace, row["file_id"]).header(record))[record["kind"]]
     except (ValueError, KeyError):
@@ -130,24 +130,24 @@ def _is_suppressed(trace: Trace, row: Row) -> bool:
 
 
 def restarts_of(trace: Trace) -> list[Restart]:
-    """By function and reason, without the restarts that graph breaks led to."""
+    """By function and reason, without the restarts caused by graph breaks."""
     sites, compilations = sites_of(trace), trace.table("compilations")
     reasons = compilations.text("restart_reasons")
     has_any = np.fromiter((bool(value) for value in reasons.values), bool, len(reasons.values))
     positions = np.flatnonzero(has_any[reasons.codes]) if len(has_any) else np.empty(0, np.int64)
     breaks: dict[Key, list[str]] = {}
-    told_breaks = trace.table("graph_breaks")
-    for key, text in zip(keys_of(told_breaks), told_breaks.text("reason").tolist(), strict=True):
+    logged_breaks = trace.table("graph_breaks")
+    for key, text in zip(keys_of(logged_breaks), logged_breaks.text("reason").tolist(), strict=True):
         breaks.setdefault(key, []).append(text)
     groups: dict[tuple[int, Site, str], dict[int, list[int]]] = {}
     part = compilations.take(positions)
     columns = keys_of(part), part.text("restart_reasons").tolist(), part.array("lost_ns").tolist()
     for position, key, texts, lost_ns in zip(positions.tolist(), *columns, strict=True):
-        told = _texts(texts)
-        for reason in told:
+        logged = _texts(texts)
+        for reason in logged:
             if not any(text and text in reason for text in breaks.get(key, ())):
                 group = (sites.run(key[0]), sites.of_row[position], reason)
-                groups.setdefault(group, {}).setdefault(key[1], []).append(max(lost_ns, 0) // len(told))
+                groups.setdefault(group, {}).setdefault(key[1], []).append(max(lost_ns, 0) // len(logged))
     return [
         Restart(run, site, reason, max(map(len, lost.values())), {rank: sum(own) for rank, own in lost.items()})
         for (run, site, reason), lost in groups.items()
@@ -160,7 +160,7 @@ def _texts(reasons: str) -> list[str]:
 
 
 def unfinished_of(trace: Trace) -> list[Unfinished]:
-    """The last compilation of each log that ends before it, grouped over ranks that stopped at the same place."""
+    """The last compilation of each log that ends before it does, grouped over ranks that stopped at the same place."""
     compilations, sites = trace.table("compilations"), sites_of(trace)
     is_open = compilations.text("status").equals("unfinished")
     logs = {row["file_id"]: row for row in trace.table("compile_logs").rows()}
@@ -171,23 +171,23 @@ def unfinished_of(trace: Trace) -> list[Unfinished]:
     for position, row in [*_last_open(trace), *_open_at_cut(trace, open_spans)]:
         spans = open_spans.get(key_of(row), [])
         log = logs.get(row["file_id"], {"is_cut": False})
-        # Without an open phase only a log that is cut, or that tells the end of its other compilations, shows it.
+        # Without an open phase, only a log that is cut off, or that records the end of other compilations, shows it.
         ended_others = bool(((compilations.array("file_id") == row["file_id"]) & ~is_open).any())
         if spans or log["is_cut"] or (ended_others and not trace.has("compile_events")):
             phases = tuple(span["name"] for span in spans)
             key = (sites.run(row["file_id"]), sites.of_row[position], row["compile_id"], phases, log["is_cut"])
             groups.setdefault(key, []).append((row, spans))
-    return [_unfinished(key, found) for key, found in groups.items()]
+    return [_unfinished(key, rows) for key, rows in groups.items()]
 
 
-def _unfinished(key: tuple[Any, ...], found: list[tuple[Row, list[Row]]]) -> Unfinished:
+def _unfinished(key: tuple[Any, ...], rows: list[tuple[Row, list[Row]]]) -> Unfinished:
     run, site, compile_id, phases, is_cut = key
-    open_ns = max((spans[0]["duration_ns"] for _, spans in found if spans), default=0)
-    return Unfinished(run, site, compile_id, tuple(row["rank"] for row, _ in found), phases, open_ns, is_cut)
+    open_ns = max((spans[0]["duration_ns"] for _, spans in rows if spans), default=0)
+    return Unfinished(run, site, compile_id, tuple(row["rank"] for row, _ in rows), phases, open_ns, is_cut)
 
 
 def _last_open(trace: Trace) -> list[tuple[int, Row]]:
-    """Per file the unfinished compilation, if none began after it: those in between ended without being told."""
+    """Per file the unfinished compilation, if none started after it: those in between ended without a record."""
     compilations = trace.table("compilations")
     started: dict[int, str] = dict(
         zip(
@@ -202,13 +202,13 @@ def _last_open(trace: Trace) -> list[tuple[int, Row]]:
 
 
 def _open_at_cut(trace: Trace, open_spans: dict[Key, list[Row]]) -> list[tuple[int, Row]]:
-    """Compilations whose forward part ended, but not the backward or the work at run time that was under way."""
+    """Compilations whose forward part ended, but not the backward or the run-time work that was in progress."""
     logs, compilations = trace.table("compile_logs"), trace.table("compilations")
     cut = set(logs.array("file_id")[logs.array("is_cut")].tolist())
     positions = {key: position for position, key in enumerate(keys_of(compilations)) if key[0] in cut}
-    found = [position for key, position in positions.items() if key in open_spans]
-    rows = compilations.take(np.array(found, np.int64)).rows()
-    return [(position, row) for position, row in zip(found, rows, strict=True) if row["status"] != "unfinished"]
+    still_open = [position for key, position in positions.items() if key in open_spans]
+    rows = compilations.take(np.array(still_open, np.int64)).rows()
+    return [(position, row) for position, row in zip(still_open, rows, strict=True) if row["status"] != "unfinished"]
 
 
 def _open_spans(trace: Trace) -> dict[Key, list[Row]]:

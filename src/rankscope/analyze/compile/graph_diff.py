@@ -1,4 +1,4 @@
-"""Two graphs next to each other: the first operator or shape in which they differ, and the user's line behind it."""
+"""Two graphs side by side: the first operator or shape where they differ, and the user's line it comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C411: ranks of one job that compiled different graphs, where they part and why."""
+"""C411: ranks of one job that compiled different graphs, where they diverge and why."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from rankscope.model.finding import (
 )
 from rankscope.model.tables import Trace
 
-_OUTCOMES = {"ok": "compiled", "empty": "captured no operator", "failed": "failed"}
+_OUTCOMES = {"ok": "compiled", "empty": "captured no operators", "failed": "failed"}
 
 
 @rule("C411", "graphs-differ", needs=("compilations",))
 def graphs_differ(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """Ranks of one job compiled different graphs, or one compiled more often than its peers.
 
-    What it means: ranks that should do the same have compiled different code for it. At best the odd rank compiles
-    while the others wait for it; where the graphs hold collectives, the job hangs or mixes up data.
+    What it means: ranks that should do the same work compiled different code for it. At best the odd rank compiles
+    while the others wait for it; if the graphs contain collectives, the job hangs or mixes up data.
 
-    Why it happens: a rank saw other shapes than its peers (a last batch that is shorter, sequences that are not
-    padded); a branch depends on the rank or on data that differ by rank; compilation failed on one host only.
+    Why it happens: a rank saw different shapes than its peers (a shorter last batch, sequences that are not padded); a
+    branch depends on the rank or on data that differs by rank; compilation failed on one host only.
 
-    What to do: look at the first divergence, which is the one that is reported, and make what leads there the same on
-    all ranks: pad or drop the odd batch, mark the dimension as dynamic, or let ranks agree on dynamic shapes with
+    What to do: look at the first divergence, which is the one reported, and make what leads to it the same on all
+    ranks: pad or drop the odd batch, mark the dimension as dynamic, or let ranks agree on dynamic shapes with
     torch._dynamo.config.enable_compiler_collectives.
 
-    What could fool it: the stages of a pipeline, and ranks with a job of their own such as logging or evaluation,
-    compile different graphs by design; sides of equal size are therefore only noted. Logs that were copied while the
-    job was running end at different moments.
+    What could fool it: pipeline stages, and ranks with a special job such as logging or evaluation, compile different
+    graphs by design; if the sides are equally large, this is only a note. Logs that were copied while the job was
+    running end at different times.
     """
     if not runs_of_ranks(trace):
         yield ONE_RANK
@@ -65,7 +65,7 @@ def graphs_differ(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
 
 
 class _Split(NamedTuple):
-    """The place at which ranks part, and how: `graphs` only where both sides captured one."""
+    """Where ranks diverge, and how: `graphs` only if both sides captured one."""
 
     place: Place
     sides: Sides
@@ -73,7 +73,7 @@ class _Split(NamedTuple):
 
 
 class _Differences:
-    """Places at which not all ranks of a run did the same."""
+    """Places where not all ranks of a run did the same."""
 
     def __init__(self, trace: Trace, run: Run) -> None:
         self.trace, self.run = trace, run
@@ -99,12 +99,12 @@ class _Differences:
             }
             sides = split(values)
             if len(sides.values) > 1:
-                # Of two ranks, the one that failed or did more is the odd one: its log tells why.
+                # Of two ranks, the one that failed or did more is the odd one: its log says why.
                 is_swapped = sides.is_tie and _oddity(sides.values[0]) > _oddity(sides.values[1])
                 yield place, sides.rotated() if is_swapped else sides
 
     def _value(self, unit: Unit) -> tuple[str, tuple[str, ...]]:
-        # Restarts of one rank leave graphs that were thrown away; the last one is what was compiled.
+        # Restarts leave graphs that were thrown away; the last one is what was compiled.
         return unit.status, self.fingerprints.get(unit.key, ())[-1:]
 
 
@@ -122,7 +122,7 @@ def _finding(trace: Trace, run: Run, first: _Split, n_more: int) -> Finding:
     why, why_at = _why(trace, run, first)
     at = first.graphs.odd_location if first.graphs else None
     differ = "differs" if n_more == 1 else "differ"
-    more = f"{count_noun(n_more, 'more compilation')} {differ} between ranks: look at these after this one"
+    more = f"{count_noun(n_more, 'more compilation')} {differ} between ranks: fix this one first"
     runs = trace.table("compile_logs").array("run").tolist()
     notes = (*((more,) if n_more else ()), *sides.notes, *_unknown_note(run, place), *run_note(run.number, runs))
     return Finding(
@@ -166,35 +166,36 @@ def _title(first: _Split, units: dict[int, Unit]) -> str:
     odd = [units.get(rank) for rank in sides.ranks[1]]
     if odd[0] is None:
         again = f" for the {_ordinal(place.turn + 1)} time" if place.turn else ""
-        return f"{who} did not compile {what}{again}, {peers} did"
+        return f"{who} did not compile {what}{again}, but {peers} did"
     if sides.usual[0] not in units:
         if place.turn == 0:
-            return f"{who} compiled {what}, {peers} did not"
+            return f"{who} compiled {what}, but {peers} did not"
         return f"{who} compiled {what} more often than {peers}"
     if odd[0].status == "failed":
-        return f"compiling {what} failed on {who} alone"
+        return f"compiling {what} failed only on {who}"
     if odd[0].status == "empty":
-        return f"{who} captured no operator of {what} where {peers} did"
+        return f"{who} captured no operators of {what}, but {peers} did"
     if first.graphs is None:
-        return f"{who} compiled another graph of {what} than {peers}"
-    return f"{who} compiled another graph of {what} than {peers}: {shortened(first.graphs.odd, 72)}"
+        return f"{who} compiled a different graph of {what} than {peers}"
+    return f"{who} compiled a different graph of {what} than {peers}: {shortened(first.graphs.odd, 72)}"
 
 
 def _certain(first: _Split, units: dict[int, Unit], unit: Unit) -> tuple[str, ...]:
     if first.graphs is not None:
-        return (f"[{unit.compile_id}]: the graphs part at line {first.graphs.position}",)
+        return (f"[{unit.compile_id}]: the graphs first differ at line {first.graphs.position}",)
     outcomes = [
         f"{_OUTCOMES.get(units[ranks[0]].status, units[ranks[0]].status)} on {ranks_phrase(ranks)}"
         for ranks in first.sides.ranks
         if ranks[0] in units
     ]
-    absent = [f"{ranks_phrase(ranks)} never came to it" for ranks in first.sides.ranks if ranks[0] not in units]
+    absent = [f"{ranks_phrase(ranks)} never got there" for ranks in first.sides.ranks if ranks[0] not in units]
     return (f"[{unit.compile_id}] {', '.join([*outcomes, *absent])}",)
 
 
 def _unknown_note(run: Run, place: Place) -> tuple[str, ...]:
     unknown = set(run.ranks) - set(run.known(place))
-    return (f"{ranks_phrase(unknown)} not compared: the log ends before that",) if unknown else ()
+    ends = "its log ends" if len(unknown) == 1 else "their logs end"
+    return (f"{ranks_phrase(unknown)} not compared: {ends} before that",) if unknown else ()
 
 
 def _comparison(first: _Split, units: dict[int, Unit]) -> Comparison | None:
@@ -216,7 +217,7 @@ def _cell(unit: Unit | None) -> str:
 
 
 def _why(trace: Trace, run: Run, first: _Split) -> tuple[tuple[str, ...], Location | None]:
-    """What the tables about failed guards, errors and breaks tell of the side that did something of its own."""
+    """What the tables of failed guards, errors and breaks say about the side that did something different."""
     units = run.places[first.place]
     for ranks in reversed(first.sides.ranks[:2]):
         unit = units.get(ranks[0])
@@ -251,20 +252,18 @@ def _failure(trace: Trace, unit: Unit, first: _Split, units: dict[int, Unit]) ->
 
 
 def _failed_guard(trace: Trace, unit: Unit, first: _Split, units: dict[int, Unit]) -> Reason:
-    """The guard of the newest version that did not fit: older ones may differ in more than what changed now."""
+    """The failed guard of the newest version: older ones may differ in more than what changed now."""
     rows = _rows_of(trace, "recompiles", unit)
     if not rows:
         return "", None
     row = max(rows, key=lambda row: [int(part) for part in row["against"].split("/") if part.isdigit()])
     dimension = f" (dimension {row['dimension']})" if row["dimension"] >= 0 else ""
     if row["subject"] and row["expected"] and row["actual"]:
-        changed = (
-            f"the {row['cause']} of {row['subject']}{dimension}: expected {row['expected']}, actual {row['actual']}"
-        )
+        changed = f"the {row['cause']} of {row['subject']}{dimension}: expected {row['expected']}, got {row['actual']}"
     else:
         changed = f"`{row['guard']}`"
-    place = f", at {row['file']}:{row['line']}" if row["file"] else ""
-    return f"recompiled because of {shortened(changed)}{place}", _location(row)
+    where = f", at {row['file']}:{row['line']}" if row["file"] else ""
+    return f"recompiled because of {shortened(changed)}{where}", _location(row)
 
 
 def _breaks(trace: Trace, unit: Unit, first: _Split, units: dict[int, Unit]) -> Reason:
@@ -297,7 +296,7 @@ def _help(first: _Split, at: Location | None) -> str:
             "give all ranks inputs of the same shape (pad or drop the odd batch), mark the dimension dynamic, or set "
             "torch._dynamo.config.enable_compiler_collectives = True"
         )
-    return "make what is compiled the same on all ranks, or compile it on none"
+    return "compile the same functions on all ranks"
 
 
 def _ordinal(number: int) -> str:

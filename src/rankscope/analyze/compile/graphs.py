@@ -83,7 +83,7 @@ def _graph_records(trace: Trace) -> Iterator[Row]:
 
 
 def _sites(trace: Trace) -> dict[tuple[int, str], Row]:
-    """The compiled function of each compilation. A stack's last frame tells it too, where no metrics were logged."""
+    """The compiled function of each compilation. A stack's last frame shows it too, if no metrics were logged."""
     sites: dict[tuple[int, str], Row] = {}
     for table in ("compile_stacks", "compilations"):
         for row in trace.table(table).rows():

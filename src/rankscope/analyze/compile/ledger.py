@@ -31,9 +31,9 @@ class Times(NamedTuple):
 
 
 def compile_ledger(trace: Trace) -> Table:
-    """One row per rank, run and function, the dearest first. The phases of a row add up to its total.
+    """One row per rank, run and function, the most expensive first. The phases of a row add up to its total.
 
-    Functions whose time no record tells have no row: a text log names compilations, not what they cost.
+    Functions whose time is not in the log have no row: a text log names compilations, not what they cost.
     """
     compilations, sites = trace.table("compilations"), sites_of(trace)
     times = _times(trace, compilations)
@@ -75,7 +75,7 @@ def compile_ledger(trace: Trace) -> Table:
 
 
 def total_times(trace: Trace) -> Array:
-    """How long each row of `compilations` took in all, as far as the log tells; else 0."""
+    """How long each row of `compilations` took in total, if the log says so; else 0."""
     compilations = trace.table("compilations")
     return _known(compilations, "duration_ns", "dynamo_ns", "inductor_ns")
 
@@ -108,7 +108,7 @@ def _times(trace: Trace, compilations: Table) -> Times:
 
 
 def _span_times(trace: Trace) -> dict[Key, dict[str, int]]:
-    """Of each compilation in a log without metrics: the longest span of those that stand for a phase."""
+    """For each compilation in a log without metrics: the longest span of those that represent a phase."""
     names = {span: phase for phase, spans in _SPANS.items() for span in spans}
     found: dict[Key, dict[str, int]] = {}
     events = trace.table("compile_events")
@@ -121,8 +121,8 @@ def _span_times(trace: Trace) -> dict[Key, dict[str, int]]:
 
 
 def _exclusive(times: Times) -> dict[str, Array]:
-    """Each phase without those that follow it. They are made to fit into each other first: clocks differ a little,
-    and of a graph that came from a cache only some of the phases are told."""
+    """Each phase without those that follow it. They are first made to fit into each other: clocks differ a little,
+    and for a graph that came from a cache only some of the phases are logged."""
     total = times.total
     triton = np.minimum(times.triton, total)
     code_gen = np.clip(times.code_gen, triton, total)

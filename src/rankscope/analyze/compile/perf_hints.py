@@ -1,4 +1,4 @@
-"""C416: what inductor itself says would run faster."""
+"""C416: what Inductor says would run faster."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rankscope.model.tables import Table, Trace
 Row = dict[str, Any]
 _MAX_SHOWN = 5
 _NOT_GENERATED = (
-    "write it with operators that inductor generates code for, or accept it: what is around it is not fused"
+    "rewrite it with operators that Inductor generates code for, or accept that the operators around it are not fused"
 )
 
 
 class Hint(NamedTuple):
-    """A hint of torch: how to know it, what it says in few words, and what to do."""
+    """A hint of torch: how to recognize it, what it says in a few words, and what to do."""
 
     pattern: re.Pattern[str]
     title: str
@@ -34,21 +34,21 @@ def _hint(pattern: str, title: str, help_: str) -> Hint:
 
 
 _HINTS = (
-    _hint(r"Using FallbackKernel: (?P<subject>\S+)", "inductor generates no code for {subjects}", _NOT_GENERATED),
+    _hint(r"Using FallbackKernel: (?P<subject>\S+)", "Inductor generates no code for {subjects}", _NOT_GENERATED),
     _hint(
         r"Reduction over non-contiguous dims",
-        "a reduction reads its input across the memory's layout",
+        "a reduction reads non-contiguous memory",
         "set torch._inductor.config.triton.tile_reductions = True, or make the reduced dimension contiguous",
     ),
     _hint(
         r"Found optimal tiling with (?P<subject>\d+) tiles",
-        "the best tiling of a kernel is not allowed: it has {subjects} tiles",
+        "the best tiling of a kernel needs {subjects} tiles, which the settings do not allow",
         "raise torch._inductor.config.triton.max_tiles to that number",
     ),
     _hint(
         r"possibly bad tiling",
-        "inductor found no tiling that suits all memory accesses of a kernel",
-        "make the layouts of the tensors in it agree (contiguous(), channels_last), or split the expression",
+        "Inductor found no tiling that fits all memory accesses of a kernel",
+        "give its tensors the same layout (contiguous(), channels_last), or split the expression",
     ),
     _hint(
         r"Grad tensors (?P<subject>\[.*?\]) will be copied during cudagraphs",
@@ -57,11 +57,11 @@ _HINTS = (
     ),
     _hint(
         r"Not enough SMs to use max_autotune_gemm",
-        "the device is too small for max-autotune: its matrix products are not tuned",
-        "leave out mode='max-autotune' on this device: it costs time to compile and gains little",
+        "the device is too small for max-autotune: its matrix multiplications are not tuned",
+        "do not use mode='max-autotune' on this device: it costs compile time and gains little",
     ),
 )
-# Said of every graph on a CPU, where padding would not help; graphs without CUDA graphs have a rule of their own.
+# Logged for every graph on a CPU, where padding would not help; skipped CUDA graphs have their own rule.
 _NO_NEWS = re.compile(r"Skip comprehensive padding|skipping cudagraphs")
 
 
@@ -69,18 +69,18 @@ _NO_NEWS = re.compile(r"Skip comprehensive padding|skipping cudagraphs")
 def perf_hint(trace: Trace) -> Iterator[Finding | Effect]:
     """Inductor says that the code could run faster, and how.
 
-    What it means: while it compiled, torch logged a hint about the speed of the code that it made: an operator that it
-    cannot generate code for, a tiling that a setting forbids, copies that CUDA graphs need. Equal hints are told once,
-    with the compiled functions that they are about.
+    What it means: while compiling, torch logged a hint about the speed of the generated code: an operator it cannot
+    generate code for, a tiling that a setting forbids, copies that CUDA graphs need. Equal hints are listed once, with
+    the compiled functions they are about.
 
-    Why it happens: the operator has no lowering, the layout of the tensors does not suit the kernel, or a setting of
-    inductor is more careful than this code needs.
+    Why it happens: the operator has no lowering, the layout of the tensors does not suit the kernel, or an Inductor
+    setting is more conservative than this code needs.
 
-    What to do: what the finding says. Measure before and after: a hint is no promise.
+    What to do: what the finding says. Measure before and after: a hint is not a promise.
 
-    What could fool it: torch logs hints only when it is asked to (TORCH_LOGS="perf_hints"), and only for graphs that it
-    compiles: one that is taken from a cache tells nothing. What a hint is worth is not in the log. Hints that ask for
-    nothing, such as padding on a CPU, are left out.
+    What could fool it: torch logs hints only on request (TORCH_LOGS="perf_hints"), and only for graphs it compiles: a
+    graph taken from a cache logs none. How much a hint would gain is not in the log. Hints that ask for nothing, such
+    as padding on a CPU, are left out.
     """
     rows = list(_hint_rows(trace.table("log_lines")))
     groups: dict[tuple[int, str], list[Row]] = {}
@@ -88,7 +88,7 @@ def perf_hint(trace: Trace) -> Iterator[Finding | Effect]:
         kind = next((number for number, hint in enumerate(_HINTS) if hint.pattern.search(row["message"])), len(_HINTS))
         groups.setdefault((kind, shortened(row["message"]) if kind == len(_HINTS) else ""), []).append(row)
     for (kind, text), group in sorted(groups.items()):
-        hint = _HINTS[kind] if kind < len(_HINTS) else Hint(re.compile(""), f"torch hints: {text}", "do as it says")
+        hint = _HINTS[kind] if kind < len(_HINTS) else Hint(re.compile(""), f"torch's hint: {text}", "follow the hint")
         yield _finding(trace, hint, group)
 
 
@@ -108,8 +108,8 @@ def _is_known(text: str) -> bool:
 
 def _finding(trace: Trace, hint: Hint, group: list[Row]) -> Finding:
     sites = sites_of(trace)
-    found = [hint.pattern.search(row["message"]) for row in group]
-    named = [match.groupdict().get("subject", "") for match in found if match]
+    matches = [hint.pattern.search(row["message"]) for row in group]
+    named = [match.groupdict().get("subject", "") for match in matches if match]
     subjects = [*dict.fromkeys(subject for subject in named if subject)]
     by_site: dict[Site, int] = {}
     for row in group:

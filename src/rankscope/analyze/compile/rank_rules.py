@@ -28,20 +28,21 @@ _WAIT = "wait_tensor"
 
 @rule("C412", "schedules-differ", needs=("compile_collectives",))
 def schedules_differ(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """Ranks compiled the same function into code that makes different collectives.
+    """Ranks compiled the same function into code that calls different collectives.
 
-    What it means: the compiled code of one rank calls other collectives, or calls them in another order, than that of
-    its peers. When it runs, ranks wait for each other for ever, or exchange data that do not belong together.
+    What it means: the compiled code of one rank calls different collectives than that of its peers, or calls them in a
+    different order. When it runs, ranks wait for each other forever, or exchange data that does not belong together.
 
-    Why it happens: a branch depends on the rank, or on data that differ by rank; a rank saw other shapes and was
-    compiled for them; versions or settings of torch differ between hosts; a pass of the compiler moved or merged
-    collectives by costs that it had measured on each rank.
+    Why it happens: a branch depends on the rank or on data that differs by rank; a rank saw different shapes and was
+    compiled for them; versions or settings of torch differ between hosts; a compiler pass moved or merged collectives
+    based on costs it measured on each rank.
 
-    What to do: look at the graph of the odd rank up to the first call that differs, and make what leads there the same
-    on all ranks. Where the compiler reorders by measured costs, switch that pass off or give it fixed estimates.
+    What to do: look at the odd rank's graph up to the first call that differs, and make what leads to it the same on
+    all ranks. If the compiler reorders by measured costs, turn that pass off or give it fixed estimates.
 
-    What could fool it: the stages of a pipeline differ by design; sides of equal size are therefore only noted. Where
-    only the forward or only the backward part came from a cache, the log does not list all and nothing is compared.
+    What could fool it: pipeline stages differ by design; if the sides are equally large, this is only a warning. If
+    only the forward or only the backward part came from a cache, the log does not list all collectives and nothing is
+    compared.
     """
     if not runs_of_ranks(trace):
         yield ONE_RANK
@@ -58,8 +59,8 @@ def schedules_differ(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
 
 
 def _collectives(trace: Trace) -> dict[Compilation, tuple[str, ...]]:
-    """The collectives of every compilation of which all are known. When results are waited for is the rank's own
-    business: only the order of the collectives has to be the same."""
+    """The collectives of every compilation for which all are known. When to wait for results is up to each rank: only
+    the order of the collectives has to be the same."""
     calls = values_by_key(trace, "compile_collectives", "op")
     records, events = trace.table("compile_records"), trace.table("cache_events")
     code = records.take(records.text("kind").equals("inductor_output_code").nonzero()[0])
@@ -67,7 +68,7 @@ def _collectives(trace: Trace) -> dict[Compilation, tuple[str, ...]]:
     known = {
         (row["file_id"], row["compile_id"]) for row in code.rows() if (row["file_id"], row["record"]) in judged
     } | calls.keys()
-    # Where only one of forward and backward came from a cache, the other's schedule is all that is listed.
+    # If only one of forward and backward came from a cache, only the other's schedule is listed.
     outcomes: dict[Compilation, set[str]] = {}
     for row in events.take(events.text("cache").equals("fx_graph").nonzero()[0]).rows():
         outcomes.setdefault((row["file_id"], row["compile_id"]), set()).add(row["outcome"])
@@ -95,22 +96,22 @@ def _schedule_finding(trace: Trace, run: Run, differing: Sequence[tuple[Place, S
         rule="schedules-differ",
         severity="warning" if sides.is_regular else "error",
         certainty="possible" if sides.is_regular else "certain",
-        title=f"{ranks_phrase(sides.odd)} compiled {place.frame.text} to other collectives than {sides.peers}: "
+        title=f"{ranks_phrase(sides.odd)} compiled {place.frame.text} to different collectives than {sides.peers}: "
         f"{_call_at(odd, at)} instead of {_call_at(usual, at)} at position {at + 1}",
         ranks=sides.odd,
         location=place.frame.site.location,
         evidence=Evidence(
             certain=(
-                f"the code of [{unit.compile_id}] makes {_counts(odd)} on {ranks_phrase(sides.ranks[1])}, "
+                f"the code of [{unit.compile_id}] calls {_counts(odd)} on {ranks_phrase(sides.ranks[1])}, "
                 f"{_counts(usual)} on {ranks_phrase(sides.usual)}",
                 *((NO_MAJORITY,) if sides.is_tie else ()),
             ),
-            likely=("when this code runs, ranks wait for each other for ever or mix up data",),
+            likely=("when this code runs, ranks wait for each other forever or mix up data",),
             notes=(*((more,) if n_more else ()), *sides.notes, *_run_note(trace, run)),
             comparison=_compare(sides, (usual, odd), at, "position"),
             facts={"run": run.number, "compile_id": unit.compile_id, "position": at, "n_differing": n_more + 1},
         ),
-        help="make what the function does independent of the rank, and of data that differ by rank",
+        help="make the function independent of the rank, and of data that differs by rank",
     )
 
 
@@ -136,7 +137,7 @@ def _counts(names: Sequence[str]) -> str:
     """`3 collectives (all_reduce x2, broadcast)`."""
     counted = {name: names.count(name) for name in dict.fromkeys(names)}
     parts = ", ".join(name if n == 1 else f"{name} x{n}" for name, n in counted.items())
-    return f"{count_noun(len(names), 'collective')} ({parts})" if names else "no collective"
+    return f"{count_noun(len(names), 'collective')} ({parts})" if names else "no collectives"
 
 
 def _compare(sides: Sides, values: tuple[Sequence[str], Sequence[str]], at: int, heading: str) -> Comparison:
@@ -152,25 +153,25 @@ def _compare(sides: Sides, values: tuple[Sequence[str], Sequence[str]], at: int,
 def collectives_unwaited(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """Compiled code starts more collectives than it waits for.
 
-    What it means: the result of a collective is used, or its memory given back, while the network may still write to
+    What it means: the result of a collective is used, or its memory freed, while the network may still be writing to
     it. Results can be wrong without any error.
 
-    Why it happens: a functional collective whose result nobody waits for inside the compiled part, for instance since
-    it is handed to code outside of it; a pass of the compiler, or a custom one, that dropped a wait.
+    Why it happens: nothing inside the compiled part waits for the result of a functional collective, for example
+    because it is passed to code outside; a compiler pass, built-in or custom, dropped a wait.
 
     What to do: call wait_tensor() on the result, or use it inside the compiled function; look at the generated code of
-    the compilation named here.
+    the compilation shown.
 
-    What could fool it: a result that is returned and waited for outside of the compiled code is counted here too, and
-    collectives that are coalesced share one wait per tensor.
+    What could fool it: a result that is returned and waited for outside the compiled code is counted too, and coalesced
+    collectives share one wait per tensor.
     """
     sites = sites_of(trace)
-    found: dict[tuple[int, Site], list[Parity]] = {}
+    unwaited: dict[tuple[int, Site], list[Parity]] = {}
     for parity in collectives_parity(trace):
         if parity.missing_waits:
             site = sites.of.get((parity.file_id, parity.compile_id), NOWHERE)
-            found.setdefault((parity.run, site), []).append(parity)
-    for (run, site), parities in found.items():
+            unwaited.setdefault((parity.run, site), []).append(parity)
+    for (run, site), parities in unwaited.items():
         yield _unwaited_finding(trace, run, site, parities)
 
 
@@ -184,16 +185,16 @@ def _unwaited_finding(trace: Trace, run: int, site: Site, parities: Sequence[Par
         rule="collectives-unwaited",
         severity="warning",
         certainty="likely",
-        title=f"the code compiled from {site.name} does not wait for {n_missing} of the {worst.n_called} that it makes",
+        title=f"the code compiled from {site.name} does not wait for {n_missing} of the {worst.n_called} it starts",
         ranks=ranks,
         location=site.location,
         evidence=Evidence(
             certain=(
-                f"[{worst.compile_id}] of rank {worst.rank} calls {count_noun(worst.n_called, 'collective')} and "
+                f"[{worst.compile_id}] of rank {worst.rank} has {count_noun(worst.n_called, 'collective')} and "
                 f"{count_noun(worst.n_waits, 'wait')}; its scheduler listed {worst.n_scheduled}",
             ),
             notes=(
-                *((f"so do {ids}",) if len(parities) > 1 else ()),
+                *((f"the same in {ids}",) if len(parities) > 1 else ()),
                 *run_note(run, trace.table("compile_logs").array("run").tolist()),
             ),
             facts={"run": run, "compile_id": worst.compile_id, "n_missing": worst.missing_waits},
@@ -206,16 +207,16 @@ def _unwaited_finding(trace: Trace, run: int, site: Site, parities: Sequence[Par
 def execution_order_differs(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """Ranks run their compiled graphs in different orders.
 
-    What it means: where graphs hold collectives, ranks that run them in different orders meet in the wrong ones: the
-    job hangs or mixes up data.
+    What it means: if the graphs contain collectives, ranks that run them in different orders meet in the wrong ones:
+    the job hangs or mixes up data.
 
-    Why it happens: control flow outside of the compiled functions that depends on the rank or its data; a rank that
-    recompiled, and so runs another version of a function.
+    Why it happens: control flow outside the compiled functions that depends on the rank or its data; a rank that
+    recompiled, and so runs a different version of a function.
 
-    What to do: look at the code that calls the first graph that differs, and make its order the same on all ranks.
+    What to do: look at the code that calls the first graph that differs, and make the order the same on all ranks.
 
-    What could fool it: stages of a pipeline run in different orders by design; graphs without collectives may run in
-    any order.
+    What could fool it: pipeline stages run in different orders by design; graphs without collectives may run in any
+    order.
     """
     if not runs_of_ranks(trace):
         yield ONE_RANK
@@ -246,13 +247,13 @@ def _order_finding(trace: Trace, run: Run, sides: Sides) -> Finding:
         rule="execution-order-differs",
         severity="warning",
         certainty="possible" if sides.is_regular else "certain",
-        title=f"{ranks_phrase(sides.odd)} ran compiled graphs in another order than {sides.peers}: {odd_graph} "
+        title=f"{ranks_phrase(sides.odd)} ran compiled graphs in a different order than {sides.peers}: {odd_graph} "
         f"instead of {usual_graph} at position {at + 1}",
         ranks=sides.odd,
         location=place.frame.site.location if isinstance(place, Place) else None,
         evidence=Evidence(
             certain=(
-                f"{count_noun(len(odd), 'run')} of graphs recorded on {ranks_phrase(sides.ranks[1])}, "
+                f"{count_noun(len(odd), 'graph execution')} recorded on {ranks_phrase(sides.ranks[1])}, "
                 f"{len(usual)} on {ranks_phrase(sides.usual)}",
                 *((NO_MAJORITY,) if sides.is_tie else ()),
             ),
@@ -260,7 +261,7 @@ def _order_finding(trace: Trace, run: Run, sides: Sides) -> Finding:
             comparison=_compare(sides, (usual, odd), at, "position"),
             facts={"run": run.number, "position": at},
         ),
-        help="make the order in which the compiled functions are called the same on all ranks",
+        help="call the compiled functions in the same order on all ranks",
     )
 
 

@@ -1,4 +1,4 @@
-"""C401 to C403: functions that are compiled again and again, and dimensions that could not stay dynamic."""
+"""C401 to C403: functions that recompile over and over, and dimensions that could not stay dynamic."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.finding import Comparison, Evidence, Finding, Location, Severity, Side, format_duration
 from rankscope.model.tables import Trace
 
-_NOT_TOLD = Skipped("the text tells no recompilation: run with TORCH_LOGS=recompiles, or TORCH_TRACE=FOLDER")
+_NOT_LOGGED = Skipped("no recompilations in this log: run with TORCH_LOGS=recompiles, or TORCH_TRACE=FOLDER")
 _MANY = 2  # recompilations that automatic dynamic shapes do not explain
-_DEAR_NS = 10_000_000_000
+_EXPENSIVE_NS = 10_000_000_000
 _MAX_VERSIONS = 12
 _MAX_CAUSES = 3
 
 
 @rule("C401", "recompile-limit", needs=("compile_logs",))
 def recompile_limit(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """A function reached the limit of compiled versions: calls that fit none of them run without compilation.
+    """A function reached its recompile limit: calls that fit no compiled version run uncompiled.
 
-    What it means: torch keeps a limited number of versions of each function (torch._dynamo.config.recompile_limit, 8
-    unless changed). When a call fits none of them and the limit is reached, nothing is compiled any more: such calls
-    run as plain Python, and the time that went into the versions was mostly wasted. With fullgraph=True the call fails.
+    What it means: torch keeps a limited number of versions of each function (torch._dynamo.config.recompile_limit, 8 by
+    default). Once the limit is reached, a call that fits none of them is not compiled but runs as plain Python, and the
+    time spent on the versions was mostly wasted. With fullgraph=True the call fails.
 
-    Why it happens: something that differs from call to call is part of the guards: a size under dynamic=False, an
-    integer attribute that counts, a string that selects a mode, a lambda that is made anew for each call.
+    Why it happens: something that differs from call to call is guarded: a size under dynamic=False, an integer
+    attribute that counts up, a string that selects a mode, a lambda created for each call.
 
-    What to do: remove the cause of the recompilations, which the finding names. Raise recompile_limit only where the
+    What to do: remove the cause of the recompilations, which the finding names. Raise recompile_limit only if the
     number of different calls is small and known.
 
     What could fool it: calls that fit one of the versions still run compiled; how many do not is not in the log.
     """
     if is_text_only(trace) and not chains_of(trace):
-        yield _NOT_TOLD
+        yield _NOT_LOGGED
     runs = sites_of(trace).run_of.values()
     for chain in chains_of(trace):
         if not chain.limit:
             continue
         is_fatal = "Hard failure" in chain.limit or chain.limit == "FailOnRecompileLimitHit"
         value = limit_value(chain.limit)
-        consequence = "the call failed" if is_fatal else "calls that fit no version now run without compilation"
+        consequence = "the call failed" if is_fatal else "calls that fit no compiled version now run uncompiled"
         causes = causes_of(chain.longest)
         title = f"{chain.site.name} reached the recompile limit{f' of {value}' if value else ''}: {consequence}"
         severity: Severity = "error" if is_fatal else "warning"
@@ -53,23 +53,24 @@ def recompile_limit(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
 
 @rule("C402", "recompiles", needs=("compile_logs",))
 def recompiles(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """A function was compiled more than once, because a call did not fit the versions that there were.
+    """A function was compiled more than once, because a call did not fit any existing version.
 
-    What it means: each version is made for what its guards say. The finding lists the versions in order and, for each,
-    the guard of the version before it that the call did not pass. The cost is the time for all but the first version;
-    parts behind a graph break are counted with their function.
+    What it means: each version is valid only while its guards hold. The finding lists the versions in order and, for
+    each, the guard of the previous version that the call failed. The cost is the time to compile all but the first
+    version; parts after a graph break are counted with their function.
 
     Why it happens: sizes, numbers, strings, objects or modes that differ between calls. Once per dimension is normal:
-    torch first compiles for the exact size, and for any size when it sees a second one.
+    torch first compiles for the exact size, and then for any size when it sees a second one.
 
-    What to do: follow the help for the cause that is named first: mark dimensions as dynamic beforehand, pass numbers
-    as tensors, make one compiled function per mode, make objects once outside of the loop.
+    What to do: follow the fix for the first cause listed: mark dimensions as dynamic up front, pass numbers as tensors,
+    compile one function per mode, create objects once outside the loop.
 
-    What could fool it: torch names the first guard that failed, others may have failed too. What a call brought is
-    only told for some kinds of guards; for others it is taken from the guards of the version that it led to.
+    What could fool it: torch reports the first guard that failed; others may have failed too. The log records the new
+    value only for some kinds of guards; for the others it is taken from the guards of the version that was compiled
+    next.
     """
     if is_text_only(trace) and not chains_of(trace):
-        yield _NOT_TOLD
+        yield _NOT_LOGGED
     runs = sites_of(trace).run_of.values()
     pinned = {(one.run, one.site, one.source) for one in pinned_dimensions(trace)}
     for chain in chains_of(trace):
@@ -80,22 +81,22 @@ def recompiles(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         title = f"{chain.site.name} was recompiled {times(len(again))}"
         title += f" ({cost_on(chain.cost_ns, len(chain.versions))})" if chain.cost_ns else ""
         if causes:
-            others = f", and for {len(causes) - 1} more reasons" if len(causes) > 2 else ""
+            others = f", and {len(causes) - 1} more reasons" if len(causes) > 2 else ""
             others = f", and {phrase(causes[1], chain.site)}" if len(causes) == 2 else others
             title += f": {phrase(causes[0], chain.site)}{others}"
         is_normal = bool(causes) and all(cause.is_absorbed for cause in causes)
-        normal = ("torch made what differed dynamic: other values of it fit the last version",) if is_normal else ()
+        normal = ("torch made what changed dynamic: the last version fits other values too",) if is_normal else ()
         notes = (*normal, *run_note(chain.run, runs))
         finding = _finding("C402", _severity(chain, again), title, chain, causes, notes)
-        is_told = bool(causes) and all((chain.run, chain.site, source_of(cause.guard)) in pinned for cause in causes)
-        yield Effect(finding) if chain.limit or is_told else finding
+        is_pinned = bool(causes) and all((chain.run, chain.site, source_of(cause.guard)) in pinned for cause in causes)
+        yield Effect(finding) if chain.limit or is_pinned else finding
 
 
 def _severity(chain: Chain, again: list[Version]) -> Severity:
     """One version per dimension, and one per module that goes through torch's wrapper, is how torch works."""
     unexpected = [one for one in again if not one.is_absorbed and not (one.guard and is_wrapped(one.guard, chain.site))]
-    is_dear = sum(version.cost_ns for version in unexpected) >= _DEAR_NS
-    return "warning" if len(unexpected) >= _MANY or is_dear else "info"
+    is_expensive = sum(version.cost_ns for version in unexpected) >= _EXPENSIVE_NS
+    return "warning" if len(unexpected) >= _MANY or is_expensive else "info"
 
 
 def _help(code: str, chain: Chain, causes: list[Cause]) -> str:
@@ -104,18 +105,18 @@ def _help(code: str, chain: Chain, causes: list[Cause]) -> str:
     if code == "C402":
         return remedy(causes[0], chain.site)
     limit = f"set torch._dynamo.config.recompile_limit above {limit_value(chain.limit) or 8}"
-    return f"{remedy(causes[0], chain.site)}; only where the number of versions is small and known: {limit}"
+    return f"{remedy(causes[0], chain.site)}; only if the number of versions is small and known, {limit}"
 
 
 def _finding(
     code: str, severity: Severity, title: str, chain: Chain, causes: list[Cause], notes: tuple[str, ...]
 ) -> Finding:
-    counts = {rank: sum(one.is_recompile for one in own) for rank, own in sorted(chain.versions.items())}
+    counts = {rank: sum(one.is_recompile for one in made) for rank, made in sorted(chain.versions.items())}
     hints = dict.fromkeys(cause.guard["hint"] for cause in causes if cause.guard["hint"])
     notes = (*(f"torch's hint: {shortened(hint, 400)}" for hint in hints), *notes)
     if len(set(counts.values())) > 1:
         shown = listed((f"rank {rank} {times(count)}" for rank, count in counts.items()), 8)
-        notes = (*notes, f"not all ranks alike: {shown}")
+        notes = (*notes, f"it differs by rank: {shown}")
     return Finding(
         code=code,
         rule={"C401": "recompile-limit", "C402": "recompiles"}[code],
@@ -150,7 +151,7 @@ def _finding(
 
 
 def _origin(chain: Chain, causes: list[Cause]) -> Location | None:
-    """The line that the guard comes from, where it is told; else the function, or where it is called."""
+    """The line the guard comes from, if the log has it; else the function, or where it is called."""
     if causes and causes[0].guard["file"] and causes[0].guard["line"] >= 0:
         guard = causes[0].guard
         return Location(guard["file"], guard["line"], chain.site.function or guard["function"])
@@ -168,24 +169,24 @@ def _comparison(versions: list[Version]) -> Comparison:
     if len(shown) < len(versions):
         for column, gap in ((keys, "..."), (reasons, f"{len(versions) - len(shown)} more"), (costs, "")):
             column.insert(_MAX_VERSIONS // 2, gap)
-    sides = (Side("what did not fit", (), tuple(reasons)), Side("took", (), tuple(costs)))
+    sides = (Side("what did not fit", (), tuple(reasons)), Side("time", (), tuple(costs)))
     return Comparison("version", tuple(keys), sides if any(costs) else sides[:1])
 
 
 @rule("C403", "dimension-specialised", needs=("guards",))
 def dimension_specialised(trace: Trace) -> Iterator[Finding | Effect]:
-    """A dimension or number that was to be dynamic was made constant by a line of code.
+    """A line of code made a dimension or number constant that should have been dynamic.
 
-    What it means: torch had given it a symbol, so that one version would do for all values. A condition on it then
-    left a single value possible, and the version fits this value alone: every other value is compiled anew.
+    What it means: torch had given it a symbol, so that one version would work for all values. A condition on it then
+    left only one possible value, so the version fits that value alone: every other value recompiles.
 
     Why it happens: a comparison with a constant (x.shape[0] == 48), a reshape or a call that needs an exact size, an
-    operator without support for symbolic sizes, a size that is used as a Python number.
+    operator that does not support symbolic sizes, a size used as a Python number.
 
-    What to do: look at the line that is named. Compare with ranges, or put the special case outside of the compiled
-    function. mark_dynamic makes torch raise an error at the line instead of making the dimension constant.
+    What to do: look at the line shown. Compare with ranges, or move the special case out of the compiled function. With
+    mark_dynamic, torch raises an error at the line instead of making the dimension constant.
 
-    What could fool it: a dimension that really has one value loses nothing; it is then told as information only.
+    What could fool it: if the dimension really has only one value, nothing is lost; the finding is then only info.
     """
     runs = sites_of(trace).run_of.values()
     for pinned in pinned_dimensions(trace):
@@ -193,18 +194,18 @@ def dimension_specialised(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 def _describe_pinned(pinned: Pinned, notes: tuple[str, ...]) -> Finding:
-    again = f", and {pinned.site.name} was compiled again for other values" if pinned.n_recompiles else ""
+    again = f", and {pinned.site.name} recompiled for other values" if pinned.n_recompiles else ""
     return Finding(
         code="C403",
         rule="dimension-specialised",
         severity="warning" if pinned.n_recompiles else "info",
         certainty="certain",
-        title=f"{pinned.subject} was to be dynamic but is fixed to {listed(pinned.values)} here{again}",
+        title=f"{pinned.subject} should be dynamic but this line fixes it to {listed(pinned.values)}{again}",
         ranks=pinned.ranks,
         location=pinned.location or pinned.site.location,
         evidence=Evidence(
             certain=(
-                *((f"`{pinned.code}` asked for it",) if pinned.code else ()),
+                *((f"the condition comes from `{pinned.code}`",) if pinned.code else ()),
                 *((f"the guard is {pinned.expression}",) if pinned.expression else ()),
                 *((f"torch's reason: {pinned.reason}",) if pinned.reason else ()),
             ),
@@ -216,5 +217,5 @@ def _describe_pinned(pinned: Pinned, notes: tuple[str, ...]) -> Finding:
             facts={"source": pinned.source, "values": list(pinned.values), "compile_ids": list(pinned.compile_ids)},
         ),
         help="move the comparison out of the compiled function or make it a range; with "
-        "torch._dynamo.mark_dynamic torch raises an error here and shows the whole stack",
+        "torch._dynamo.mark_dynamic, torch raises an error here and shows the full stack trace",
     )

@@ -1,4 +1,4 @@
-"""Which compile logs belong to one run of the job, and the ranks and file names that only several logs together tell.
+"""Which compile logs belong to one run of the job, and the ranks and file names that only several logs together show.
 
 A folder may hold the logs of several runs, and a restarted job leaves two logs of one rank. Logs of one rank that do
 not overlap in time are of different runs; a process that was forked writes a log of its own beside its parent's.
@@ -57,7 +57,7 @@ def settle_compile_logs(trace: Trace) -> dict[str, Table]:
 
 
 def runs_of(logs: list[Row]) -> list[int]:
-    """The number of the run of each log. The rank with the most logs one after the other tells where runs begin."""
+    """The run number of each log. The rank with the most consecutive logs shows where runs begin."""
     by_rank: dict[int, list[Row]] = {}
     for log in sorted(logs, key=lambda log: (log["first_ns"], log["file_id"])):
         if not log["n_unresolved"]:  # a forked process continues its parent's run, however late it writes
@@ -85,7 +85,7 @@ def _distance(log: Row, span: Span) -> int:
 
 def _name_collected(trace: Trace, logs: list[Row]) -> None:
     """torch leaves the rank out of the name when it compiles before init_process_group: the collector's manifest has
-    it. The names hold random letters: one that two ranks wrote tells nothing."""
+    it. The names contain random letters: one that two ranks wrote says nothing."""
     ranks: dict[str, set[int]] = {}
     collected = trace.table("collected_files")
     for file, rank in zip(collected.text("file").tolist(), collected.array("rank").tolist(), strict=True):
@@ -103,7 +103,7 @@ def _base(path: str) -> str:
 
 
 def _name_unranked(logs: list[Row]) -> None:
-    """A job whose logs tell no rank at all is not distributed: its one process is rank 0."""
+    """A job whose logs have no rank at all is not distributed: its one process is rank 0."""
     for run in {log["run"] for log in logs}:
         own = [log for log in logs if log["run"] == run]
         if all(log["rank"] == MISSING for log in own):

@@ -1,4 +1,4 @@
-"""Tables made of what inductor tells about each graph: its collectives, its estimates, when it ran."""
+"""Tables of what Inductor logs about each graph: its collectives, its estimates, when it ran."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _called_in_code(trace: Trace) -> Iterator[tuple[Row, tuple[str, ...]]]:
 
 
 def _positioned(trace: Trace, table: str, rows: list[Row], counted_by: str) -> Table:
-    """Adds the run, and positions that count on where several records tell of one graph."""
+    """Adds the run, and positions that keep counting if several records are about one graph."""
     logs = trace.table("compile_logs")
     runs = dict(zip(logs.array("file_id").tolist(), logs.array("run").tolist(), strict=True))
     counts: dict[tuple[int, Any], int] = {}

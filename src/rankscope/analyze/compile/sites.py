@@ -1,4 +1,4 @@
-"""Where in the user's code each compilation belongs: what findings and the ledger about compile logs are grouped by."""
+"""Where in the user's code each compilation belongs: findings about compile logs, and the ledger, are grouped by it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rankscope.analyze.derived import derived
 from rankscope.model.finding import Location
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
-# How Dynamo names the function that goes on behind a graph break.
+# How Dynamo names the function that continues after a graph break.
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(?P<function>.+)_at_(?P<line>\d+)$")
 
-_TORCH = re.compile(r"(^|/)torch/")  # for files that stand in no stack: old logs leave out the compiled frame
+_TORCH = re.compile(r"(^|/)torch/")  # for files that are in no stack: old logs leave out the compiled frame
 _CLOCK_NS = 1_000_000  # records are stamped in whole milliseconds
 
 Compilation = tuple[int, str]  # file_id, compile_id: enough for logs that one process wrote
@@ -25,7 +25,7 @@ Key = tuple[int, int, str]  # file_id, rank, compile_id: a captured text may hol
 
 
 class Site(NamedTuple):
-    """A function of the user's that is compiled; where torch's own code is, the user's line that calls it."""
+    """A compiled function of the user; for torch's own code, the user's line that calls it."""
 
     file: str
     line: int
@@ -42,10 +42,10 @@ class Site(NamedTuple):
 
     @property
     def name(self) -> str:
-        """For a title: `scaled`, `what training calls in train.py:101`."""
+        """For a title: `scaled`, `the call in training (train.py:101)`."""
         if self.is_call:
-            return f"what {self.function} calls at {self.place}"
-        return self.function or "a function that the log does not name"
+            return f"the call in {self.function} ({self.place})"
+        return self.function or "an unnamed function"
 
 
 NOWHERE = Site("", MISSING, "")
@@ -55,14 +55,14 @@ class Sites(NamedTuple):
     of_row: list[Site]  # by row of `compilations`
     of: dict[Compilation, Site]
     of_key: dict[Key, Site]
-    reused: dict[Key, list[tuple[int, int, Site]]]  # ids that torch gave again after a reset: record, start
+    reused: dict[Key, list[tuple[int, int, Site]]]  # ids that torch reused after a reset: record, start
     run_of: dict[int, int]  # by file
 
     def run(self, file_id: int) -> int:
         return self.run_of.get(file_id, 0)
 
     def find(self, row: dict[str, Any]) -> Site:
-        """Of a row of any table that names a compilation; text logs may name the function alone."""
+        """For a row of any table that names a compilation; text logs may name only the function."""
         key = key_of(row)
         if key in self.reused:
             return self._at(self.reused[key], row)
@@ -75,7 +75,7 @@ class Sites(NamedTuple):
 
     @staticmethod
     def _at(candidates: list[tuple[int, int, Site]], row: dict[str, Any]) -> Site:
-        """Metrics are written behind all else that a compilation logs."""
+        """Metrics are written after everything else that a compilation logs."""
         if "record" in row:
             return next((site for record, _, site in candidates if record >= row["record"]), candidates[-1][2])
         begun = [site for _, start_ns, site in candidates if start_ns <= row["time_ns"] + _CLOCK_NS]
@@ -87,7 +87,7 @@ def sites_of(trace: Trace) -> Sites:
 
 
 def is_text_only(trace: Trace) -> bool:
-    """True when all logs are captured TORCH_LOGS text, in which no record means nothing."""
+    """True when all logs are captured TORCH_LOGS text, where a missing record means nothing."""
     return bool(trace.table("compile_logs").text("source").equals("text").all())
 
 
@@ -168,15 +168,15 @@ def _own_site(
 
 
 def _own_files(stacks: Table) -> dict[str, bool]:
-    """Which files are the user's own, of all that stand in a stack."""
+    """Which of all files in the stacks are the user's own."""
     files = stacks.text("file")
     codes, rows = np.unique(files.codes, return_index=True)
     return {files.values[code]: bool(stacks.array("is_user")[row]) for code, row in zip(codes, rows, strict=True)}
 
 
 def _callers(stacks: Table) -> dict[Key, Site]:
-    """The innermost line of the user's under which each compilation began: it stands for torch's own code, such as
-    the wrapper of a module. Rows go from the outermost call inwards."""
+    """The user's innermost line under which each compilation started: it is shown instead of torch's own code, such as
+    the wrapper of a module. Rows go from the outermost call inward."""
     own = np.flatnonzero(stacks.array("is_user"))
     part = stacks.take(own[last_rows(row_keys(stacks)[own])])
     places = zip(part.text("file").tolist(), part.array("line").tolist(), part.text("function").tolist(), strict=True)

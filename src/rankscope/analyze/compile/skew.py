@@ -1,4 +1,4 @@
-"""C413: a rank that compiles much longer than its peers, who wait for it."""
+"""C413: a rank that compiles much longer than its peers, which wait for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_FUNCTIONS = 4
 
 
 class _Excess(NamedTuple):
-    """What a rank compiled longer than the median rank, in all or in one function."""
+    """How much longer a rank compiled than the median rank, in total or in one function."""
 
     own_ns: int
     median_ns: int
@@ -37,17 +37,17 @@ class _Excess(NamedTuple):
 def compile_skew(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """A rank spends much more time compiling than its peers, and they wait for it.
 
-    What it means: compiling is not shared between ranks, so the job goes on when the slowest one is done. What this
-    rank takes longer than the median rank is lost on all of them.
+    What it means: every rank compiles for itself, so the job continues when the slowest one is done. The time this rank
+    takes beyond the median rank is lost on all of them.
 
-    Why it happens: its caches are cold where those of its peers are warm (a new host, a cache folder that is not
-    shared); it recompiles more often, since its inputs differ; its host is slower or busy with something else.
+    Why it happens: its compile cache is cold while those of its peers are warm (a new host, a cache folder that is not
+    shared); it recompiles more often because its inputs differ; its host is slower or busy with something else.
 
     What to do: look at the function with the largest difference first. Give all ranks the same cache (a shared
     TORCHINDUCTOR_CACHE_DIR, or the remote cache), and inputs of the same shapes.
 
-    What could fool it: ranks that compile at different moments need not wait for each other. Ranks whose log ends
-    within a compilation are left out.
+    What could fool it: ranks that compile at different times do not have to wait for each other. Ranks whose log ends
+    inside a compilation are left out.
     """
     if not runs_of_ranks(trace):
         yield ONE_RANK
@@ -56,7 +56,7 @@ def compile_skew(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         ranks = [rank for rank in run.ranks if rank not in run.ended]
         spent = _spent(trace, run.number, ranks)
         totals = {rank: sum(by_rank[rank].total_ns for by_rank in spent.values()) for rank in ranks}
-        if len(ranks) > 1 and (excess := {rank: found for rank in ranks if (found := _excess(totals, rank)).is_far}):
+        if len(ranks) > 1 and (excess := {rank: more for rank in ranks if (more := _excess(totals, rank)).is_far}):
             yield _finding(trace, run.number, excess, spent)
 
 
@@ -71,13 +71,13 @@ BySite = dict[Site, dict[int, _Spent]]
 
 
 def _spent(trace: Trace, run: int, ranks: Sequence[int]) -> BySite:
-    """The ledger by function. Whether a site is a call of torch's wrapper is told by the compilations alone."""
+    """The ledger by function. Only the compilations say whether a site is a call of torch's wrapper."""
     known = {site[:3]: site for site in sites_of(trace).of_row}
     spent: BySite = {}
     for row in trace.table("compile_ledger").rows():
         if row["run"] == run and row["rank"] in ranks:
-            place = (row["file"], row["line"], row["function"])
-            by_rank = spent.setdefault(known.get(place, Site(*place)), dict.fromkeys(ranks, _Spent()))
+            function = (row["file"], row["line"], row["function"])
+            by_rank = spent.setdefault(known.get(function, Site(*function)), dict.fromkeys(ranks, _Spent()))
             by_rank[row["rank"]] = _Spent(row["total_ns"], row["n_compilations"])
     return spent
 
@@ -87,7 +87,7 @@ def _excess(values: Mapping[int, int], rank: int) -> _Excess:
 
 
 def _median(values: Mapping[int, int]) -> int:
-    """Of an even number the lower one, so that of two ranks the slower one stands out."""
+    """For an even number the lower of the middle two, so that of two ranks the slower one is the odd one."""
     return sorted(values.values())[(len(values) - 1) // 2]
 
 
@@ -97,7 +97,7 @@ def _finding(trace: Trace, run: int, excess: Mapping[int, _Excess], spent: BySit
     functions = _by_function(slowest, spent)
     site, main = functions[0]
     others = sorted(set(excess) - {slowest})
-    also = f"{ranks_phrase(others)} {'compile' if len(others) > 1 else 'compiles'} far longer than the median too"
+    also = f"{ranks_phrase(others)} {'compile' if len(others) > 1 else 'compiles'} far longer than the median rank too"
     return Finding(
         code="C413",
         rule="compile-skew",
@@ -109,7 +109,7 @@ def _finding(trace: Trace, run: int, excess: Mapping[int, _Excess], spent: BySit
         location=site.location,
         evidence=Evidence(
             certain=tuple(_reasons(trace, run, slowest, site, spent[site])),
-            likely=(f"its peers wait {format_duration(most.ns)} for it, at the next collective at the latest",),
+            likely=(f"its peers wait {format_duration(most.ns)} for it, at the latest in the next collective",),
             notes=(
                 *((also,) if others else ()),
                 *run_note(run, trace.table("compile_logs").array("run").tolist()),
@@ -118,17 +118,17 @@ def _finding(trace: Trace, run: int, excess: Mapping[int, _Excess], spent: BySit
             cost_ns=most.ns,
             facts={"run": run, "own_ns": most.own_ns, "median_ns": most.median_ns},
         ),
-        help="give all ranks the same compile cache and inputs of the same shapes; look at the first function above",
+        help="give all ranks the same compile cache and inputs of the same shapes; start with the first function above",
     )
 
 
 def _by_function(rank: int, spent: BySite) -> list[tuple[Site, _Excess]]:
     """The largest difference first."""
-    found = [
-        (site, _excess({other: own.total_ns for other, own in by_rank.items()}, rank))
+    excesses = [
+        (site, _excess({other: share.total_ns for other, share in by_rank.items()}, rank))
         for site, by_rank in spent.items()
     ]
-    return sorted(found, key=lambda item: -item[1].ns)
+    return sorted(excesses, key=lambda item: -item[1].ns)
 
 
 def _comparison(rank: int, functions: Sequence[tuple[Site, _Excess]]) -> Comparison:
@@ -145,7 +145,7 @@ def _comparison(rank: int, functions: Sequence[tuple[Site, _Excess]]) -> Compari
 
 
 def _reasons(trace: Trace, run: int, rank: int, site: Site, by_rank: Mapping[int, _Spent]) -> Iterator[str]:
-    """What the rank did otherwise than its peers in this function: numbers of compilations, look-ups in caches."""
+    """What the rank did differently from its peers in this function: number of compilations, cache lookups."""
     compiled = {other: spent.n_compilations for other, spent in by_rank.items()}
     usual = _median(compiled)
     if compiled[rank] > usual:
@@ -154,17 +154,17 @@ def _reasons(trace: Trace, run: int, rank: int, site: Site, by_rank: Mapping[int
     n_misses = outcomes[rank]["miss"]
     have_hit = any(outcomes[other]["hit"] > outcomes[rank]["hit"] for other in by_rank)
     if have_hit and n_misses > _median({other: outcomes[other]["miss"] for other in by_rank}):
-        yield f"the caches missed {times(n_misses)} on it where those of its peers had what was asked for"
+        yield f"its compile caches missed {times(n_misses)} where those of its peers hit"
 
 
 def _look_ups(trace: Trace, run: int, site: Site) -> defaultdict[int, Counter[str]]:
-    """Per rank how often each outcome came, of the look-ups for one function."""
+    """Per rank, how often each outcome occurred, for the lookups of one function."""
     sites = sites_of(trace)
-    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    outcomes: defaultdict[int, Counter[str]] = defaultdict(Counter)
     events = trace.table("cache_events")
     keys: Iterator[Compilation] = zip(events.array("file_id").tolist(), events.text("compile_id").tolist(), strict=True)
     columns = zip(keys, events.array("rank").tolist(), events.text("outcome").tolist(), strict=True)
     for key, rank, outcome in columns:
         if sites.run(key[0]) == run and sites.of.get(key, NOWHERE) == site:
-            found[rank][outcome] += 1
-    return found
+            outcomes[rank][outcome] += 1
+    return outcomes

@@ -65,7 +65,7 @@ def _make_pinned(trace: Trace) -> list[Pinned]:
 
 
 def _pinning_rows(trace: Trace) -> list[Row]:
-    """Specialisations, and equalities with a constant that none of them tells of; each once, whatever the attempt."""
+    """Specializations, and equalities with a constant that none of them mentions; each once, whatever the attempt."""
     symbols: dict[tuple[Key, str], Row] = {}
     equal: dict[tuple[Key, str], Row] = {}
     pinned: dict[tuple[Key, str], Row] = {}
@@ -74,13 +74,13 @@ def _pinning_rows(trace: Trace) -> list[Row]:
             symbols[key_of(row), row["symbol"]] = row
         elif row["kind"] == "specialization":
             pinned[key_of(row), row["symbol"]] = {**row, "source": plain_source(row["source"])}
-        elif (found := _EQUALS.match(row["expression"])) is not None:
-            symbol, value = found["symbol"] or found["symbol2"], found["value"] or found["value2"]
+        elif (equality := _EQUALS.match(row["expression"])) is not None:
+            symbol, value = equality["symbol"] or equality["symbol2"], equality["value"] or equality["value2"]
             equal[key_of(row), symbol] = {**row, "symbol": symbol, "value": value}
     for key, row in equal.items():
         if key in pinned:
             pinned[key]["expression"] = row["expression"]
-        elif key in symbols:  # of symbols that are not inputs nothing had been left open
+        elif key in symbols:  # symbols that are not inputs were never dynamic
             pinned[key] = {**row, "source": plain_source(symbols[key]["source"])}
     return list(pinned.values())
 
@@ -106,18 +106,18 @@ def _pinned(key: tuple[Any, ...], rows: list[Row], chains: list[Chain]) -> Pinne
 
 
 def _led_to(chains: list[Chain], source: str) -> tuple[int, int]:
-    """Recompilations of the function because of this very size or number: most on one rank, and their time."""
+    """Recompilations of the function because of this very size or number: the most on one rank, and their time."""
     counts, costs = [0], [0]
     for chain in chains:
         for versions in chain.versions.values():
-            own = [version for version in versions if version.guard and source_of(version.guard) == source]
-            counts.append(len(own))
-            costs.append(sum(version.cost_ns for version in own))
+            caused = [version for version in versions if version.guard and source_of(version.guard) == source]
+            counts.append(len(caused))
+            costs.append(sum(version.cost_ns for version in caused))
     return max(counts), max(costs)
 
 
 def source_of(guard: Row) -> str:
-    """The source that a failed guard is about, in the words of the guards on symbols."""
+    """The source a failed guard is about, as the guards on symbols write it."""
     if guard["cause"] in ("size", "stride") and guard["dimension"] >= 0:
         return f"{guard['subject']}.{guard['cause']}()[{guard['dimension']}]"
     return str(guard["subject"])

@@ -1,4 +1,4 @@
-"""Delays as other traces show them: late arrivals at collectives, and steps that took longer than usual."""
+"""Delays that other traces show: late arrivals at collectives, and steps that took longer than usual."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIN_STEPS = 3  # fewer have no usual duration
 
 
 class Delay(NamedTuple):
-    """A stretch of time that a rank should not have needed, on the clock of its host."""
+    """Time that a rank should not have needed, on its host's clock."""
 
     rank: int
     start_ns: int
@@ -54,7 +54,7 @@ def recorded_delays(trace: Trace) -> list[Delay]:
 
 
 def profiled_delays(trace: Trace) -> list[Delay]:
-    """The same from profiler traces, whose times are on a common clock: they are put back on the host's."""
+    """The same from profiler traces, whose times are on a common clock: they are converted back to the host's."""
     trace.table("comm_calls"), trace.table("comm_matches"), trace.table("profile_clocks")
     sql = f"""
         SELECT calls.rank, (calls.start_ns + coalesce(clocks.offset_ns, 0))::BIGINT, calls.lateness_ns,

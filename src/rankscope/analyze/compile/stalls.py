@@ -1,4 +1,4 @@
-"""X601: time that ranks lost because one of them was compiling, seen by joining compile logs with other traces."""
+"""X601: time that ranks lost because one of them was compiling, found by joining compile logs with other traces."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration, ranks_phrase
 from rankscope.model.tables import Array, Table, Trace
 
-_EXPLAINS = 0.5  # of a delay: what was compiled in less of it is not its cause
+_EXPLAINS = 0.5  # of a delay: compiling that took less of it is not its cause
 _MAX_FINDINGS = 5
-_SLACK_NS = 60_000_000_000  # by which a log and a dump of one job may miss each other
+_SLACK_NS = 60_000_000_000  # how far apart a log and a dump of one job may be
 
 
 @rule("X601", "compile-stall", needs=("compilations",))
 def compile_stall(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """A rank was compiling while its peers waited for it in a collective, or while a step should have gone on.
+    """A rank was compiling while its peers waited for it in a collective, or in the middle of a training step.
 
-    What it means: the log of torch.compile explains a delay that the other traces only show: a rank came late to a
-    collective, or never came, or a step took longer, because a function was compiled then.
+    What it means: the torch.compile log explains a delay that the other traces only show: a rank was late for a
+    collective, never joined it, or took longer for a step, because it was compiling a function at that time.
 
-    Why it happens: a rank met a new shape or value and recompiled in the middle of training; caches are cold on one
-    host; compilation hangs, or takes longer than the time-out of the collectives.
+    Why it happens: a rank met a new shape or value and recompiled in the middle of training; compile caches are cold on
+    one host; compilation hangs, or takes longer than the collective's timeout.
 
-    What to do: see why the function was compiled at that moment (the findings about recompilation name the guard), and
-    compile before training starts: run each shape once, keep the caches, mark dimensions as dynamic. Until then a
-    longer time-out of the process group keeps the job alive.
+    What to do: find out why the function was compiled at that moment (the findings about recompilation name the guard),
+    and compile before training starts: run each shape once, keep the caches, mark dimensions as dynamic. Until then, a
+    longer timeout of the process group keeps the job alive.
 
-    What could fool it: both traces must be of the same run and their clocks agree, as they do on one host. A delay
-    counts as explained when compiling takes at least half of it.
+    What could fool it: both traces must come from the same run and their clocks must agree, as they do on one host. A
+    delay counts as explained if compiling takes at least half of it.
     """
     if not any(trace.has(table) for table in ("collectives", "comms", "steps")):
-        yield Skipped("no Flight Recorder dumps or profiler traces beside the logs of torch.compile")
+        yield Skipped("no Flight Recorder dumps or profiler traces to compare with the torch.compile logs")
         return
     compiled = derived(trace, Compiled)
     if trace.has("collectives"):
         yield from _hangs(trace, compiled)
-    told: set[tuple[int, Site]] = set()
+    reported: set[tuple[int, Site]] = set()
     for kind, delays in _sources(trace):
         stalls = [stall for delay in delays if (stall := compiled.explain(delay)) is not None]
-        for site, own in _dearest([stall for stall in stalls if (stall.delay.rank, stall.site) not in told]):
-            told.update((stall.delay.rank, site) for stall in own)
-            yield _finding(kind, site, own)
+        new = [stall for stall in stalls if (stall.delay.rank, stall.site) not in reported]
+        for site, at_site in _most_expensive(new):
+            reported.update((stall.delay.rank, site) for stall in at_site)
+            yield _finding(kind, site, at_site)
 
 
 def _sources(trace: Trace) -> Iterator[tuple[str, list[Delay]]]:
@@ -65,7 +66,7 @@ def _sources(trace: Trace) -> Iterator[tuple[str, list[Delay]]]:
 
 
 class Stall(NamedTuple):
-    """A delay, and what was compiled in it."""
+    """A delay, and what was compiled during it."""
 
     delay: Delay
     site: Site
@@ -74,7 +75,7 @@ class Stall(NamedTuple):
 
 
 class Compiled:
-    """When each rank was compiling what, on the clock of its host."""
+    """When each rank was compiling what, on its host's clock."""
 
     def __init__(self, trace: Trace) -> None:
         table = trace.table("compilations")
@@ -104,14 +105,14 @@ class Compiled:
 
 
 def _covered(low: Array, high: Array) -> int:
-    """The length of the union: forward, backward and what runs beside them may overlap."""
+    """The length of the union: forward, backward and what runs alongside them may overlap."""
     order = np.argsort(low, kind="stable")
     low, high = low[order], np.maximum.accumulate(high[order])
     reached = np.concatenate([low[:1], high[:-1]])
     return int(np.maximum(high - np.maximum(low, reached), 0).sum())
 
 
-def _dearest(stalls: Iterable[Stall]) -> list[tuple[Site, list[Stall]]]:
+def _most_expensive(stalls: Iterable[Stall]) -> list[tuple[Site, list[Stall]]]:
     by_site: dict[Site, list[Stall]] = defaultdict(list)
     for stall in stalls:
         by_site[stall.site].append(stall)
@@ -119,7 +120,7 @@ def _dearest(stalls: Iterable[Stall]) -> list[tuple[Site, list[Stall]]]:
 
 
 def _lost_ns(stalls: Sequence[Stall]) -> int:
-    """Ranks that came late to the same call delayed it together: the latest counts."""
+    """Ranks that were late for the same call delayed it together: the latest one counts."""
     worst: dict[object, int] = defaultdict(int)
     for stall in stalls:
         worst[stall.delay.key] = max(worst[stall.delay.key], stall.delay.lost_ns)
@@ -144,15 +145,17 @@ def _finding(kind: str, site: Site, stalls: Sequence[Stall]) -> Finding:
         location=site.location,
         evidence=Evidence(
             certain=(
-                f"worst: rank {worst.delay.rank} {worst.delay.text}; [{worst.compile_id}] took "
+                f"worst case: rank {worst.delay.rank} {worst.delay.text}; compiling [{worst.compile_id}] took "
                 f"{format_duration(worst.compiled_ns)} of that",
             ),
-            likely=(f"the delay is the {'re' if is_again else ''}compilation, if the clocks of log and trace agree",),
+            likely=(
+                f"the {'re' if is_again else ''}compilation caused the delay, if log and trace have the same clock",
+            ),
             cost_ns=lost,
             facts={"n_delays": n_times, "compile_id": worst.compile_id, "compiled_ns": worst.compiled_ns},
         ),
         help=(
-            "see which guard failed (the findings on recompilation), and run this shape once before training starts"
+            "check which guard failed (see the recompile findings), and run this shape once before training starts"
             if is_again
             else "compile before training starts, and keep the compile cache between runs and hosts"
         ),
@@ -169,7 +172,7 @@ def _title(kind: str, ranks: tuple[int, ...], lost_ns: int, n_times: int) -> str
 
 
 def _hangs(trace: Trace, compiled: Compiled) -> Iterator[Finding]:
-    """Ranks that never came to a call that others wait in, and whose log ends within a compilation."""
+    """Ranks that never joined a call others wait in, and whose log ends inside a compilation."""
     unfinished = _unfinished(trace)
     if not unfinished:
         return
@@ -181,16 +184,16 @@ def _hangs(trace: Trace, compiled: Compiled) -> Iterator[Finding]:
 
 
 def _unfinished(trace: Trace) -> dict[int, int]:
-    """Rank -> row of the compilation at which its log ends, of logs from the time of the dumps."""
+    """Rank -> row of the compilation where its log ends, for logs from the time of the dumps."""
     view, table = job_view(trace), trace.table("compilations")
     logs = _logs_by_file(trace.table("compile_logs"))
     first, last = int(view.calls.array("created_ns").min(initial=0)), view.last_activity_ns
-    found: dict[int, int] = {}
+    unfinished: dict[int, int] = {}
     for row in np.flatnonzero(table.text("status").equals("unfinished")).tolist():
         since, until = logs.get(int(table.array("file_id")[row]), (0, 0))
         if since <= last + _SLACK_NS and until >= first - _SLACK_NS:
-            found[int(table.array("rank")[row])] = row
-    return found
+            unfinished[int(table.array("rank")[row])] = row
+    return unfinished
 
 
 def _logs_by_file(logs: Table) -> dict[int, tuple[int, int]]:
@@ -203,7 +206,7 @@ def _hang_finding(view: JobView, rank: int, call: WaitingCall, row: int, compile
     waiting_row = int(view.rows_of_match(call.match)[0])
     since = int(compiled.start[row])
     waited = max(view.last_activity_ns - int(view.created[waiting_row]), 0)
-    compiling = f"[{compile_id}] began {format_duration(view.last_activity_ns - since)} before the last sign of life"
+    compiling = f"[{compile_id}] started {format_duration(view.last_activity_ns - since)} before the last activity"
     n_waiting = count_noun(len(call.waiting), "peer")
     return Finding(
         code="X601",
@@ -218,16 +221,16 @@ def _hang_finding(view: JobView, rank: int, call: WaitingCall, row: int, compile
         location=site.location,
         evidence=Evidence(
             certain=(
-                f"its log ends within [{compile_id}], and it never joined {group_text(view, call.group)}, "
+                f"its log ends inside [{compile_id}], and it never joined {group_text(view, call.group)}, "
                 f"seq {call.seq}",
                 *((compiling,) if 0 < since < view.last_activity_ns else ()),
             ),
-            likely=("compilation took longer than the collective's time-out, or hangs itself",),
+            likely=("compilation took longer than the collective's timeout, or hangs",),
             waiting_ns=waited or None,
             n_blocked=len(call.waiting),
             cost_ns=waited or None,
             facts={"compile_id": compile_id},
         ),
-        help="compile before the first collective, or give the process group a longer time-out; a compiler that hangs "
-        "shows where in a stack of the process (py-spy dump)",
+        help="compile before the first collective, or give the process group a longer timeout; if the compiler hangs, "
+        "the stack of the process shows where (py-spy dump)",
     )

@@ -11,7 +11,7 @@ _MAX_VALUES = 6
 
 
 def shortened(text: str, limit: int = _MAX_TEXT) -> str:
-    """One line, its middle left out where it is long: both ends tell more than the beginning alone."""
+    """One line, with the middle cut out if it is long: both ends say more than the beginning alone."""
     line = " ".join(text.split())
     if len(line) <= limit:
         return line
@@ -24,7 +24,7 @@ def first_line(text: str, limit: int = _MAX_TEXT) -> str:
 
 
 def listed(values: Iterable[str], limit: int = _MAX_VALUES) -> str:
-    """Distinct values in the order in which they came: 2, 3, 4, ... (12 values)."""
+    """Distinct values in the order they came: 2, 3, 4, ... (12 values)."""
     distinct = list(dict.fromkeys(value for value in values if value))
     if len(distinct) <= limit:
         return ", ".join(distinct)
@@ -36,12 +36,12 @@ def times(count: int) -> str:
 
 
 def cost_on(cost_ns: int, n_ranks: int) -> str:
-    """What a rank lost; where there are several, the one that lost most."""
+    """What a rank lost; if there are several, the one that lost most."""
     return f"{format_duration(cost_ns)} on the slowest rank" if n_ranks > 1 else format_duration(cost_ns)
 
 
 def most(counts: dict[int, int]) -> int:
-    """The largest of what the ranks have each."""
+    """The largest value of any rank."""
     return max(counts.values(), default=0)
 
 
@@ -50,8 +50,6 @@ def ranks_of(keys: Iterable[int]) -> tuple[int, ...]:
 
 
 def run_note(run: int, runs: Iterable[int]) -> tuple[str, ...]:
-    """Which run of the job it is, where the capture holds several."""
+    """Which run of the job it is, if the capture holds several."""
     n_runs = len(set(runs))
-    return (f"in run {run} of the {count_noun(n_runs, 'run')} in this capture (runs are counted from 0)",) * (
-        n_runs > 1
-    )
+    return (f"this is run {run} of the {count_noun(n_runs, 'run')} in this capture, counting from 0",) * (n_runs > 1)

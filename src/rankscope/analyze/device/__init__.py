@@ -1,1 +1,1 @@
-"""What profiler traces tell about the devices."""
+"""What profiler traces show about the devices."""

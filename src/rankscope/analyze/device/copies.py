@@ -24,11 +24,11 @@ _SMALL_BYTES = 64 * 1024
 # PCIe 3 with 16 lanes gives 12 GB/s, newer ones twice and four times that: half of it means something is in the way.
 _SLOW_GBPS = 6.0
 # What mends copies, by what is wrong with them.
-_PIN_BATCHES = "pin the host's memory (pin_memory=True in the DataLoader): only then copies run beside kernels"
-_PIN_RESULTS = "take results from the device less often, and into pinned memory"
-_GATHER = "gather small tensors into one, and copy that"
-_CHECK_LINK = "look at the link: too few lanes, or other devices behind the same switch"
-_HIDE = "copy with non_blocking=True on a stream of its own while the device computes"
+_PIN_BATCHES = "pin the host memory (pin_memory=True in the DataLoader): only then can copies overlap with kernels"
+_PIN_RESULTS = "read results from the device less often, and into pinned memory"
+_GATHER = "pack small tensors into one, and copy that"
+_CHECK_LINK = "check the link: too few lanes, or other devices behind the same switch"
+_HIDE = "copy with non_blocking=True on a separate stream while the device computes"
 _LOOK = "`rankscope metrics PATH bandwidth_summary` lists sizes and bandwidth"
 
 # Where the trace does not record the bandwidth it follows from size and time: bytes per nanosecond are GB/s.
@@ -45,8 +45,8 @@ _COPIES = f"""
 def bandwidth(trace: Trace, selection: Selection) -> Table:
     """One row per traced process, kind of copy or fill, and moment at which their bandwidth changes.
 
-    The bandwidth is the sum over all copies and fills of that kind that run at the time, in GB/s as recorded, or bytes
-    over duration where it was not. One without duration is taken to last a microsecond.
+    The bandwidth is the sum over all copies and fills of that kind that run at the time, in GB/s as recorded, or else
+    bytes divided by duration. One without a duration counts as one microsecond.
     """
     # In bytes per second the sums are exact, and what has ended leaves nothing behind.
     return table_from_query(
@@ -71,7 +71,7 @@ def bandwidth(trace: Trace, selection: Selection) -> Table:
 def bandwidth_summary(trace: Trace, selection: Selection) -> Table:
     """One row per rank and kind of copy or fill, the longest in total first.
 
-    Slowest, median and fastest are over single copies; the mean weighs each by its duration.
+    Slowest, median and fastest are over single copies; the mean weights each by its duration.
     """
     return table_from_query(
         trace,
@@ -90,19 +90,18 @@ def bandwidth_summary(trace: Trace, selection: Selection) -> Table:
 def copies_slow(trace: Trace) -> Iterator[Finding | Effect]:
     """The device waits for copies between host and device.
 
-    What it means: in this part of the step the device copied from or to the host and ran no kernel meanwhile. It is
-    told where most ranks suffer.
+    What it means: in this part of the step the device copied from or to the host and ran no kernel at the same time. It
+    is reported if most ranks are affected.
 
-    Why it happens: the host's memory is not pinned, so that each copy goes through a buffer of the driver and cannot
-    run beside kernels; many small copies where one would do; tensors that go back and forth (.cpu(), .to(device)
-    inside the step); a slow link, or one shared with other devices.
+    Why it happens: the host memory is not pinned, so each copy goes through a driver buffer and cannot overlap with
+    kernels; many small copies instead of one; tensors that go back and forth (.cpu(), .to(device) inside the step); a
+    slow link, or one shared with other devices.
 
-    What to do: pin_memory=True in the DataLoader and non_blocking=True in .to(), copy the next batch on a stream of
-    its own while this one is computed, gather small tensors into one, create tensors on the device where they are
-    used.
+    What to do: use pin_memory=True in the DataLoader and non_blocking=True in .to(), copy the next batch on a separate
+    stream while this one is computed, pack small tensors into one, create tensors on the device where they are used.
 
-    What could fool it: a copy that waits for its turn on the link counts as copying. Whether memory is pinned is
-    known from the copy's name alone.
+    What could fool it: a copy that waits for its turn on the link counts as copying. Whether memory is pinned is known
+    only from the copy's name.
     """
     copies = fetch(
         trace,
@@ -120,8 +119,8 @@ def copies_slow(trace: Trace) -> Iterator[Finding | Effect]:
         return
     waited = overlap(waited, windows.as_intervals())
     cost_ns = covered_ns(waited, copies["start_ns"], copies["end_ns"], copies["process"])
-    found = _why_slow(copies, cost_ns)
-    reasons = [reason for reason, _ in found]
+    causes = _why_slow(copies, cost_ns)
+    reasons = [reason for reason, _ in causes]
     yield Finding(
         code="P304",
         rule="copies-slow",
@@ -132,7 +131,7 @@ def copies_slow(trace: Trace) -> Iterator[Finding | Effect]:
         ranks=losses.culprits,
         evidence=Evidence(
             certain=tuple(
-                f"{name}: {count_noun(n, 'copy', 'copies')} that nothing hides, {format_duration(spent)} in all"
+                f"{name}: {count_noun(n, 'copy', 'copies')} not hidden by kernels, {format_duration(spent)} in total"
                 for name, spent, n in largest(copies["name"], cost_ns, _MAX_SHOWN)
             ),
             likely=tuple(reasons[1:]),
@@ -140,12 +139,12 @@ def copies_slow(trace: Trace) -> Iterator[Finding | Effect]:
             cost_ns=losses.cost_ns,
             facts={**losses.facts, "reasons": reasons, "n_bytes": int(copies["n_bytes"][cost_ns > 0].sum())},
         ),
-        help="; ".join(filter(None, (*(advice for _, advice in found), _HIDE, _LOOK))),
+        help="; ".join(filter(None, (*(advice for _, advice in causes), _HIDE, _LOOK))),
     )
 
 
 def _why_slow(copies: dict[str, Array], cost_ns: Array) -> list[tuple[str, str]]:
-    """What is wrong with the copies that cost most of the time, the largest share first, and what mends each."""
+    """What is wrong with the copies that cost most of the time, the largest share first, and how to fix each."""
     total = max(int(cost_ns.sum()), 1)
     n_bytes, duration_ns = copies["n_bytes"], np.maximum(copies["duration_ns"], 1)
     names = np.char.lower(copies["name"].astype(str))
@@ -154,14 +153,14 @@ def _why_slow(copies: dict[str, Array], cost_ns: Array) -> list[tuple[str, str]]
     is_slow = (n_bytes >= _SMALL_BYTES) & (n_bytes / duration_ns < _SLOW_GBPS)
     comes_back = np.char.find(names, "device -> ") >= 0
     to_host = int(cost_ns[is_pageable & comes_back].sum()) > int(cost_ns[is_pageable & ~comes_back].sum())
-    found = {
-        "the host's memory is not pinned": (is_pageable, _PIN_RESULTS if to_host else _PIN_BATCHES),
+    checks = {
+        "the host memory is not pinned": (is_pageable, _PIN_RESULTS if to_host else _PIN_BATCHES),
         f"copies of less than {_SMALL_BYTES // 1024} KiB": (is_small, _GATHER),
         f"less than {_SLOW_GBPS:.0f} GB/s": (is_slow, "" if is_pageable[cost_ns > 0].any() else _CHECK_LINK),
     }
-    shares = {reason: int(cost_ns[chosen].sum()) / total for reason, (chosen, _) in found.items()}
+    shares = {reason: int(cost_ns[chosen].sum()) / total for reason, (chosen, _) in checks.items()}
     return [
-        (reason, found[reason][1])
+        (reason, checks[reason][1])
         for reason, share in sorted(shares.items(), key=lambda item: -item[1])
         if share >= 0.5
     ]

@@ -11,9 +11,9 @@ from rankscope.model.tables import Table, Trace
 def counters(trace: Trace, selection: Selection) -> Table:
     """One row per range of hardware counters and counter, with the operators that launched the kernel.
 
-    CUPTI measures one kernel per range and does not say which. Ranges and kernel launches are taken in the order of
-    time: the first range belongs to the first launch, and so on. That holds only where every launch was measured, so
-    no operator is given where a trace has not as many launches as ranges. The operators are those that were open on the
+    CUPTI measures one kernel per range and does not say which. Ranges and kernel launches are paired in order of time:
+    the first range belongs to the first launch, and so on. That holds only if every launch was measured, so no operator
+    is given if a trace has a different number of launches than ranges. The operators are those that were open on the
     launching thread, outermost first.
     """
     in_time = "PARTITION BY file_id, rank ORDER BY start_ns"

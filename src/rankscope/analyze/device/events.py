@@ -20,7 +20,7 @@ _EVENT_TABLES = ("kernels", "ops", "runtime_calls", "annotations", "comms", "ste
 
 
 class Processes(NamedTuple):
-    """The traced processes, sorted; their place here is the group by which their intervals are told apart."""
+    """The traced processes, sorted; their position is the group number of their intervals."""
 
     file_id: Array
     rank: Array
@@ -34,7 +34,7 @@ def processes_of(trace: Trace) -> Processes:
 
 
 def _find_processes(trace: Trace) -> Processes:
-    """Execution traces are of the same processes: they have no events, so they are none of their own."""
+    """Execution traces belong to the same processes: they have no events, so they do not count as separate ones."""
     keys: set[tuple[int, int]] = set()
     for name in _EVENT_TABLES:
         keys.update((part.file_id, part.rank) for part in trace.parts.get(name, ()))

@@ -1,4 +1,4 @@
-"""P302: communication that nothing hides."""
+"""P302: communication that no computation hides."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _SPAN = "file_id, rank, start_ns, start_ns + duration_ns AS end_ns"
 
 @rule("P302", "communication-exposed", needs=("comms", "profiles"))
 def communication_exposed(trace: Trace) -> Iterator[Finding | Effect]:
-    """Part of each step is communication, and nothing is computed meanwhile.
+    """Part of each step is communication with no computation at the same time.
 
-    What it means: on every rank, also on the one that waits least, collectives run this long while no computing
-    kernel does (without a device: no operator). A rank that comes early waits inside its collective for the late
-    ones, so the rank with the least exposed communication tells what the communication itself costs.
+    What it means: on every rank, even on the one that waits least, collectives run this long while no compute kernel
+    runs (without a device: no operator). A rank that is early waits inside its collective for the late ones, so the
+    rank with the least exposed communication shows what the communication itself costs.
 
-    Why it happens: too little computation to hide it, collectives issued too late (at the end of the backward pass,
-    one bucket for all gradients), no prefetching of parameters (FSDP), tensor or sequence parallelism over a slow
-    link, a slow network.
+    Why it happens: too little computation to hide it, collectives issued too late (at the end of the backward pass, one
+    bucket for all gradients), no prefetching of parameters (FSDP), tensor or sequence parallelism over a slow link, a
+    slow network.
 
     What to do: start collectives earlier and make them overlap: smaller first buckets (DDP's bucket_cap_mb),
-    prefetching (FSDP's backward_prefetch and forward_prefetch), no synchronisation inside accumulated batches
-    (no_sync), larger batches per rank; keep groups that talk most within a host; compare the bandwidth with what the
-    links can do.
+    prefetching (FSDP's backward_prefetch and forward_prefetch), no synchronization inside accumulated batches
+    (no_sync), larger batches per rank; keep the groups that communicate most within a host; compare the bandwidth with
+    what the links can do.
 
-    Without a device it is only a note: a host has no second stream on which computation could go on meanwhile.
+    Without a device it is only a note: a host has no second stream to compute on in the meantime.
 
-    What could fool it: transfers between pipeline stages do not count, as they mostly wait. With the trace of one
-    rank alone, waiting for the others cannot be told from transferring.
+    What could fool it: transfers between pipeline stages do not count, as they mostly wait. If only one rank was
+    traced, waiting for the others cannot be distinguished from transferring data.
     """
     comms = _collectives(trace)
     exposed = _exposed(trace, comms)
@@ -60,13 +60,13 @@ def communication_exposed(trace: Trace) -> Iterator[Finding | Effect]:
         rule="communication-exposed",
         severity=least_first.severity if trace.has("kernels") else "info",
         certainty=certainty,
-        title=f"communication that no computation hides takes {cost}",
+        title=f"exposed communication (no computation at the same time) takes {cost}",
         ranks=least_first.culprits,
         evidence=Evidence(
             certain=_by_kind(comms, overlap(exposed, windows.as_intervals())),
-            notes=("only one rank's trace is here: waiting for other ranks is part of it",)
+            notes=("only one rank was traced: this includes waiting for other ranks",)
             if alone
-            else (f"rank {most.rank} has most of it, {100 * most.share:.0f} %: waiting for other ranks included",),
+            else (f"rank {most.rank} has the most, {100 * most.share:.0f} %, including waiting for other ranks",),
             cost_pct=least_first.cost_pct,
             cost_ns=least_first.cost_ns,
             facts=least_first.facts,
@@ -77,9 +77,10 @@ def communication_exposed(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 def _collectives(trace: Trace) -> dict[str, Array]:
-    """Each with what it is: all_reduce in dp, ... Transfers (send, recv) are left out.
+    """Each with its name: all_reduce in dp, ... Transfers (send, recv) are left out.
 
-    Who waits for a transfer waits for his neighbour in the pipeline: that is a bubble, not the cost of communication.
+    A rank that waits for a transfer waits for its neighbor in the pipeline: that is a bubble, not the cost of
+    communication.
     """
     return fetch(
         trace,
@@ -89,7 +90,7 @@ def _collectives(trace: Trace) -> dict[str, Array]:
 
 
 def _exposed(trace: Trace, comms: dict[str, Array]) -> Intervals:
-    """Communication without computation, per process: on the device, or on the host of those that have none."""
+    """Communication without computation, per process: on the device, or on the host for those that have none."""
     computing = fetch(
         trace,
         f"""SELECT {_SPAN} FROM kernels WHERE type = 'computation'
@@ -100,7 +101,7 @@ def _exposed(trace: Trace, comms: dict[str, Array]) -> Intervals:
 
 
 def _by_kind(comms: dict[str, Array], exposed: Intervals) -> tuple[str, ...]:
-    """The collectives whose time is exposed most."""
+    """The collectives with the most exposed time."""
     total = max(int(exposed.length.sum()), 1)
     return tuple(
         f"{name}: {format_duration(spent)}, {100 * spent / total:.0f} % of the exposed time"

@@ -1,4 +1,4 @@
-"""P301: the device idles because the host, busy with something else, gives it nothing to do."""
+"""P301: the device is idle because the host, busy with something else, gives it no work."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _SHOWN_SHARE = 0.1  # of the idle time: what the host did for less explains noth
 
 @rule("P301", "device-idle-host", needs=("kernels", "runtime_calls"))
 def device_idle_host(trace: Trace) -> Iterator[Finding | Effect]:
-    """The device has nothing to do, because the host does something else than launching work.
+    """The device is idle because the host is busy with something other than launching work.
 
-    What it means: the device had finished all it was given, and the next kernel was launched only later; meanwhile the
-    launching thread neither launched without pause (P311), nor came out of a wait for the device (P313), nor fetched
-    data (P303). The cost is the time in which nothing ran on any stream. It is told where most ranks suffer.
+    What it means: the device had finished all its work, and the next kernel was launched only later. In between, the
+    launching thread was not launching without a pause (P311), not coming out of a wait for the device (P313), and not
+    loading data (P303). The cost is the time when nothing ran on any stream. It is reported if most ranks are affected.
 
-    Why it happens: Python between the operators (logging, metrics, checkpoints, preparing of batches), garbage
-    collection, operators that run on the CPU, compilation at the first use of a shape, allocations and frees of device
-    memory (cudaMalloc, cudaFree), a CPU that other programs use.
+    Why it happens: Python between the operators (logging, metrics, checkpoints, preparing batches), garbage collection,
+    operators that run on the CPU, compilation at the first use of a shape, allocating and freeing device memory
+    (cudaMalloc, cudaFree), a CPU that other programs use.
 
-    What to do: look at the operators and annotations that the finding names. Move logging and checkpoints off the
-    training thread or make them rarer, gc.freeze() and gc.disable() with a gc.collect() at a chosen step, keep tensors
-    on the device, warm up before measuring.
+    What to do: look at the operators and annotations the finding names. Move logging and checkpoints off the training
+    thread or do them less often, use gc.freeze() and gc.disable() with a gc.collect() at a chosen step, keep tensors on
+    the device, warm up before measuring.
 
-    What could fool it: the profiler slows the host down, most of all with with_stack and record_shapes. Where no steps
-    were marked, the time before and after the training loop counts as well.
+    What could fool it: the profiler slows the host down, most of all with with_stack and record_shapes. If no steps
+    were marked, the time before and after the training loop counts too.
     """
     trace.table("idle_gaps")
     gaps = fetch(
@@ -57,27 +57,28 @@ def device_idle_host(trace: Trace) -> Iterator[Finding | Effect]:
         severity=losses.severity,
         certainty="likely",
         title=f"{losses.who} {verb(losses, 'leaves its device', 'leave their devices')} idle {losses.cost}: "
-        "the host does something else than launching work",
+        "the host is busy with something other than launching work",
         ranks=losses.culprits,
         evidence=Evidence(
             certain=(
-                f"the device of rank {worst.rank} is idle {100 - _busy_pct(trace, worst.rank):.0f} % of the time in "
-                "all: launching, waiting, loading data, and the time around the first and last kernel not counted",
+                f"in total, the device of rank {worst.rank} is idle {100 - _busy_pct(trace, worst.rank):.0f} % of the "
+                "time: the finding leaves out launching, waiting, data loading, and the time around the first and "
+                "last kernel",
             ),
             likely=_what_the_host_did(host),
             cost_pct=losses.cost_pct,
             cost_ns=losses.cost_ns,
             facts={**losses.facts, **host.facts},
         ),
-        help="move what is not needed for the next kernel out of the launching thread; "
-        "`rankscope metrics PATH steps` and `rankscope metrics PATH idle` show where the host's time goes",
+        help="move work that the next kernel does not need off the launching thread; "
+        "`rankscope metrics PATH steps` and `rankscope metrics PATH idle` show where the host time goes",
     )
 
 
 def _busy_pct(trace: Trace, rank: int) -> float:
     steps = trace.table("step_breakdown")
-    own = steps.array("rank") == rank
-    return float(100 * steps.array("device_busy_ns")[own].sum() / max(steps.array("duration_ns")[own].sum(), 1))
+    rows = steps.array("rank") == rank
+    return float(100 * steps.array("device_busy_ns")[rows].sum() / max(steps.array("duration_ns")[rows].sum(), 1))
 
 
 class HostActivity(NamedTuple):
@@ -100,7 +101,7 @@ class HostActivity(NamedTuple):
 
 _SPAN = "file_id, rank, tid, name, start_ns, start_ns + duration_ns AS end_ns"
 _LAUNCHING = "(file_id, tid) IN (SELECT DISTINCT (file_id, launch_tid) FROM kernels)"
-# Only the outermost operators: what runs inside of them is part of their time.
+# Only the outermost operators: what runs inside them is part of their time.
 _OUTERMOST = f"""
     SELECT {_SPAN} FROM ops WHERE {_LAUNCHING}
     QUALIFY coalesce(start_ns >= max(start_ns + duration_ns) OVER (
@@ -130,15 +131,15 @@ def _host_activity(trace: Trace, idle: Intervals) -> HostActivity:
 
 def _shares(idle: Intervals, events: dict[str, Array], total: int) -> list[tuple[str, float]]:
     """Per name, the share of the idle time that its events cover."""
-    found = covered_by_name(idle, events, _MAX_SHOWN)
-    return [(name, spent / total) for name, spent, _ in found if spent >= _SHOWN_SHARE * total]
+    covered = covered_by_name(idle, events, _MAX_SHOWN)
+    return [(name, spent / total) for name, spent, _ in covered if spent >= _SHOWN_SHARE * total]
 
 
 def _what_the_host_did(host: HostActivity) -> tuple[str, ...]:
     lines = []
     if host.python >= _SHOWN_SHARE:
-        lines.append(f"{100 * host.python:.0f} % of it the launching threads were outside any operator: in Python code")
+        lines.append(f"for {100 * host.python:.0f} % of it, the launching threads ran Python code outside any operator")
     for what, rows in (("operators", host.operators), ("runtime calls", host.calls), ("annotations", host.annotations)):
         if rows:
-            lines.append(f"{what} meanwhile: " + ", ".join(f"{name} ({100 * share:.0f} %)" for name, share in rows))
+            lines.append(f"{what} at that time: " + ", ".join(f"{name} ({100 * share:.0f} %)" for name, share in rows))
     return tuple(lines)

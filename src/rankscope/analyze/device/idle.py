@@ -12,11 +12,11 @@ from rankscope.model.tables import Table, Trace
 def idle(trace: Trace, selection: Selection) -> Table:
     """One row per stream and cause of its idle time.
 
-    A gap lies between the end of what a stream ran and the start of the next on it. It is host_wait when the next was
-    launched only after that end: the host was late. Else it is kernel_wait when it is shorter than `gap_us`
-    microseconds: what the device needs to go from one kernel to the next. Else it is other: the stream waited for
-    an event of another stream, or the device was busy elsewhere. Where a launch is not in the trace, host_wait cannot
-    be told. A stream that is idle does not mean that the device is: see `temporal`.
+    A gap is the time between the end of one kernel on a stream and the start of the next. It is host_wait if the next
+    kernel was launched only after that end: the host was late. Else it is kernel_wait if it is shorter than `gap_us`
+    microseconds: the time the device needs between two kernels. Else it is other: the stream waited for an event of
+    another stream, or the device was busy elsewhere. If a launch is not in the trace, host_wait cannot be detected. An
+    idle stream does not mean an idle device: see `temporal`.
     """
     shortest_ns = float(selection.settings["gap_us"]) * 1000
     return table_from_query(

@@ -22,7 +22,7 @@ _TENSOR_CORES = (
     r"[hsicbdfe]\d?(884|1688|16816|16832|16864|8816|8832)|[hiwq]g?mma|gmma|tensorop|xmma|nvjet|mfma|_MI\d+x\d+"
     r"|flash_(fwd|bwd)|FlashAttn|fmha"
 )
-# Work that no step launched (warm-up before the first mark) is no part of any step's window.
+# Work that no step launched (warm-up before the first mark) is not part of any step's window.
 IN_A_STEP = "(step IS NOT NULL OR (file_id, rank) NOT IN (SELECT (file_id, rank) FROM steps))"
 
 
@@ -30,8 +30,8 @@ IN_A_STEP = "(step IS NOT NULL OR (file_id, rank) NOT IN (SELECT (file_id, rank)
 def kernels(trace: Trace, selection: Selection) -> Table:
     """One row per rank and name of a kernel, copy or fill, the longest in total first.
 
-    The total adds the durations of all runs, also where they overlap; shortest, longest, mean and standard deviation
-    (of a sample) are those of the single runs. The share is of the durations of all the rank's work added.
+    The total adds the durations of all calls, even if they overlap; shortest, longest, mean and (sample) standard
+    deviation are those of single calls. The share is of the summed durations of all the rank's work.
     """
     return table_from_query(
         trace,
@@ -51,13 +51,13 @@ def kernels(trace: Trace, selection: Selection) -> Table:
 def utilisation(trace: Trace, selection: Selection) -> Table:
     """One row per traced process: how much of its steps the device was busy, and how full it was then.
 
-    Busy is the share of the steps in which anything ran on the device. The multiprocessors' efficiency is estimated as
-    the sum over kernels of duration times blocks per multiprocessor (at most 1), over the time of the steps: kernels
-    that run at the same time add up. Occupancy is the mean of the kernels' estimated occupancy, weighted by duration.
-    The share of tensor cores is of the computing kernels' time, and is judged by names: kernels that Triton or the
-    user wrote do not tell. What the trace does not say (ROCm has no blocks per multiprocessor) is NULL.
+    Busy is the share of the steps in which anything ran on the device. SM efficiency is estimated as the sum over
+    kernels of duration times blocks per multiprocessor (at most 1), divided by the time of the steps: kernels that run
+    at the same time add up. Occupancy is the mean of the kernels' estimated occupancy, weighted by duration. The tensor
+    core share is of the time of compute kernels, and is judged by kernel names: those of Triton or user-written kernels
+    do not show it. What the trace does not contain (ROCm has no blocks per multiprocessor) is NULL.
 
-    The steps are those of `steps`; where none was marked, the whole trace counts.
+    The steps are those of `steps`; if none were marked, the whole trace counts.
     """
     work = fetch(
         trace,
@@ -108,18 +108,19 @@ _MAX_NAME = 60
 def low_occupancy(trace: Trace) -> Iterator[Finding | Effect]:
     """The device runs kernels that leave most of its multiprocessors empty.
 
-    What it means: these kernels have less than one block for every second multiprocessor, and no fuller kernel runs
-    beside them. The cost is their time multiplied by the share of multiprocessors without a block: what would be gained
-    if they filled the device. Communication kernels are meant to be small and do not count.
+    What it means: these kernels have fewer than one block for every two multiprocessors, and no fuller kernel runs at
+    the same time. The cost is their time multiplied by the share of multiprocessors without a block: what would be
+    gained if they filled the device. Communication kernels are meant to be small and do not count.
 
     Why it happens: small batches or tensors, reductions over a long dimension with few rows, kernels that work on one
     sample or one expert at a time, sequential scans.
 
-    What to do: larger batches, batched operators (bmm, grouped matrix products, foreach) in place of loops over small
-    ones, another layout or algorithm for the kernels named, streams that run independent ones side by side.
+    What to do: larger batches, batched operators (bmm, grouped matrix multiplication, foreach) instead of loops over
+    small ones, a different layout or algorithm for these kernels, streams that run independent kernels side by side.
 
-    What could fool it: blocks are counted, not what they do: few blocks with much work each may be the right shape
-    (persistent kernels have exactly one per multiprocessor and do not count as empty). ROCm traces do not tell.
+    What could fool it: blocks are counted, not what they do: few blocks with much work each can be the right shape
+    (persistent kernels have exactly one per multiprocessor and do not count as empty). ROCm traces do not have this
+    data.
     """
     columns = "file_id, rank, start_ns, start_ns + duration_ns AS end_ns"
     few = fetch(
@@ -143,17 +144,17 @@ def low_occupancy(trace: Trace) -> Iterator[Finding | Effect]:
         rule="low-occupancy",
         severity=losses.severity,
         certainty="likely",
-        title=f"kernels of {losses.who} leave most multiprocessors empty: filled, they would save {losses.cost}",
+        title=f"kernels of {losses.who} leave most multiprocessors empty: filling them would save {losses.cost}",
         ranks=losses.culprits,
         evidence=Evidence(
             certain=tuple(
-                f"{name[:_MAX_NAME]}: {count_noun(n, 'run')}, {100 * spent / total:.0f} % of it"
+                f"{name[:_MAX_NAME]}: {count_noun(n, 'call')}, {100 * spent / total:.0f} % of it"
                 for name, spent, n in kernels
             ),
             cost_pct=losses.cost_pct,
             cost_ns=losses.cost_ns,
             facts={**losses.facts, "kernels": [name for name, *_ in kernels]},
         ),
-        help="give these kernels more to do at once: larger batches, batched or grouped operators, independent work "
-        "on streams of its own",
+        help="give these kernels more work at once: larger batches, batched or grouped operators, independent work on "
+        "separate streams",
     )

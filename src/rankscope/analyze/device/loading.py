@@ -18,29 +18,29 @@ _IN_PROCESS = "_SingleProcessDataLoaderIter"  # what torch's DataLoader is witho
 
 
 def _keeps_a_device_waiting(trace: Trace, losses: Losses) -> bool:
-    """On a CPU the host does the work itself: fetching a batch is part of it, unless it takes much of the step."""
+    """On a CPU the host does the work itself: loading a batch is part of it, unless it takes much of the step."""
     return trace.has("kernels") or (losses.cost_pct or 0) >= _MUCH_PCT
 
 
 @rule("P303", "data-loading", needs=("profiles", "annotations"))
 def data_loading(trace: Trace) -> Iterator[Finding | Effect]:
-    """The step waits for the next batch: the host fetches data, and the device has nothing to do.
+    """The step waits for the next batch: the host loads data, and the device has nothing to do.
 
-    What it means: in this part of the step the training thread was in the data loader, while nothing ran on the
-    device and no collective was under way. It is told where most ranks suffer; where few do, they are told as late
-    ranks.
+    What it means: in this part of the step the training thread was in the data loader, while nothing ran on the device
+    and no collective was in progress. It is reported if most ranks are affected; if only a few are, they are reported
+    as late ranks.
 
-    Why it happens: too few or too slow workers, no workers at all (num_workers=0 loads in the training process
-    itself), slow storage, heavy decoding or augmentation, workers that are started anew each epoch, a batch that is
-    copied from the worker without pinned memory.
+    Why it happens: too few or too slow workers, no workers at all (num_workers=0 loads in the training process itself),
+    slow storage, expensive decoding or augmentation, workers that restart every epoch, a batch that is copied from the
+    worker without pinned memory.
 
     What to do: raise num_workers and prefetch_factor, set persistent_workers=True and pin_memory=True, move decoding
-    out of the training job or onto the device, read from faster storage; watch the CPU's load while doing so.
+    out of the training job or onto the device, read from faster storage; watch the CPU load while doing so.
 
-    What could fool it: loaders are known by their names (enumerate(DataLoader), dataloader, next_batch, ...): one of
-    another name is not seen here, but as a host that does something else (P301). Where an iterator prefetches on the
-    device, its work runs while the host is in the loader: then the device is busy and this rule is silent. Without a
-    device the host does all the work: less than a quarter of the step is only a note there.
+    What could fool it: data loaders are recognized by their names (enumerate(DataLoader), dataloader, next_batch, ...):
+    one with another name shows up as a busy host instead (P301). If an iterator prefetches on the device, its work runs
+    while the host is in the loader: then the device is busy and this rule reports nothing. Without a device the host
+    does all the work: there, less than a quarter of the step is only a note.
     """
     steps = trace.table("step_breakdown")
     losses = shared_losses(StepLoss.of_table(steps, "data_loader_ns"))
@@ -81,7 +81,8 @@ def data_loading(trace: Trace) -> Iterator[Finding | Effect]:
                 "loaders": [dict(zip(("name", "n", "total_ns", "max_ns"), row, strict=True)) for row in loaders],
             },
         ),
-        help="give the DataLoader workers (num_workers > 0) and persistent_workers=True"
+        help="set num_workers > 0 and persistent_workers=True in the DataLoader"
         if in_process
-        else "raise num_workers and prefetch_factor, set persistent_workers=True and pin_memory=True, or read faster",
+        else "raise num_workers and prefetch_factor, set persistent_workers=True and pin_memory=True, or use faster "
+        "storage",
     )

@@ -33,17 +33,17 @@ def losses_by_rank(loss: StepLoss) -> list[Loss]:
     """What each rank lost, the worst first."""
     losses = []
     for rank in np.unique(loss.rank).tolist():
-        own = loss.rank == rank
-        n_steps = int(np.count_nonzero(loss.step[own] != MISSING))
-        lost_ns, window_ns = int(loss.lost_ns[own].sum()), int(loss.duration_ns[own].sum())
-        losses.append(Loss(rank, int(np.count_nonzero(loss.lost_ns[own] > 0)), lost_ns, window_ns, n_steps))
+        rows = loss.rank == rank
+        n_steps = int(np.count_nonzero(loss.step[rows] != MISSING))
+        lost_ns, window_ns = int(loss.lost_ns[rows].sum()), int(loss.duration_ns[rows].sum())
+        losses.append(Loss(rank, int(np.count_nonzero(loss.lost_ns[rows] > 0)), lost_ns, window_ns, n_steps))
     return sorted(losses, key=lambda one: (-one.share, one.rank))
 
 
 def shared_losses(loss: StepLoss) -> Losses | None:
-    """The ranks that lose a notable share, where most ranks do.
+    """The ranks that lose a notable share, if most ranks do.
 
-    Where few do, the others wait for them: that they are late is another rule's to say, and why.
+    If only a few do, the others wait for them: another rule reports that they are late, and why.
     """
     losses = losses_by_rank(loss)
     notable = tuple(one for one in losses if one.share >= NOTABLE_SHARE)

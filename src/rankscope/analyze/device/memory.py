@@ -1,4 +1,4 @@
-"""Memory over time: the peak, who was at work then, and growth from step to step."""
+"""Memory over time: the peak, the operators at the peak, and growth from step to step."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _TIMELINE = """
 
 @metric("memory", "memory_timeline", needs=("memory",))
 def memory(trace: Trace, selection: Selection) -> Table:
-    """One row per allocation or free: the memory of the device afterwards.
+    """One row per allocation or free: the device's memory afterward.
 
-    Allocated is what tensors use, reserved what torch's allocator holds for them. Where the trace does not record the
+    Allocated is what tensors use, reserved what torch's allocator holds for them. If the trace does not record the
     bytes in use, they are counted from the start of the trace.
     """
     return table_from_query(
@@ -51,11 +51,11 @@ _DEVICE = "concat_ws(':', device_type, device::VARCHAR) AS place"
 
 @metric("memory_peaks", "memory_peaks", needs=("memory",))
 def memory_peaks(trace: Trace, selection: Selection) -> Table:
-    """One row per traced process and device: its peak of memory in use, and the growth from step to step.
+    """One row per traced process and device: its peak memory in use, and the growth from step to step.
 
     The operators at the peak are those that were open then on the allocating thread. Growth compares the bytes in use
-    at the end of consecutive steps; the first step is left out where there are more than two, as it creates what
-    stays (states of the optimizer, buffers). It is the median of the differences.
+    at the end of consecutive steps and is the median of the differences; the first step is left out if there are more
+    than two, because it allocates what stays (optimizer states, buffers).
     """
     return table_from_query(
         trace,
@@ -101,17 +101,17 @@ def memory_peaks(trace: Trace, selection: Selection) -> Table:
 def memory_growing(trace: Trace) -> Iterator[Finding | Effect]:
     """The memory in use at the end of a step grows from step to step.
 
-    What it means: in every step that was recorded (the first left out, which creates what stays), more bytes were in
-    use at its end than at the end of the step before. If that goes on, the device runs out of memory.
+    What it means: in every recorded step (except the first, which allocates what stays), more bytes were in use at the
+    end than at the end of the previous step. If that continues, the device runs out of memory.
 
-    Why it happens: tensors are kept that hold on to their graphs: losses added up without .item() or .detach(), lists
-    of outputs, hooks that store activations, retain_graph=True; caches that grow with each new shape.
+    Why it happens: stored tensors keep their graphs alive: losses added up without .item() or .detach(), lists of
+    outputs, hooks that store activations, retain_graph=True; caches that grow with each new shape.
 
-    What to do: detach what is kept (loss.detach(), or .item() once in a while), empty lists after each step, look at
-    torch.cuda.memory._snapshot() of two steps: what is in the second and not in the first.
+    What to do: detach what you keep (loss.detach(), or .item() once in a while), empty lists after each step, compare
+    torch.cuda.memory._snapshot() of two steps: look at what is in the second and not in the first.
 
-    What could fool it: batches that grow (longer sequences), a schedule that allocates more every few steps and frees
-    it later than the recorded steps reach.
+    What could fool it: batches that grow (longer sequences), or a schedule that allocates more for several steps and
+    frees it only after the recorded ones.
     """
     peaks = trace.table("memory_peaks")
     n_steps, growth = peaks.array("n_steps"), peaks.array("growth_bytes")
@@ -125,16 +125,16 @@ def _finding(trace: Trace, growing: list[dict[str, Any]]) -> Finding:
     worst = max(growing, key=lambda row: row["growth_bytes"])
     n_left = _steps_left(trace, worst)
     ranks = tuple(sorted({row["rank"] for row in growing}))
-    where = "the host" if worst["device_type"] == "cpu" else "the device"
+    where = "host" if worst["device_type"] == "cpu" else "device"
     severity: Severity = "warning" if n_left is not None and n_left <= _SOON_STEPS else "info"
-    end = f", which is full in {n_left:,} steps" if n_left is not None else ""
+    end = f", and it is full in {n_left:,} steps" if n_left is not None else ""
     return Finding(
         code="P305",
         rule="memory-growing",
         severity=severity,
         certainty="likely",
         title=f"{ranks_phrase(ranks)} {'uses' if len(ranks) == 1 else 'use'} {format_size(worst['growth_bytes'])} more "
-        f"memory of {where} in every step{end}",
+        f"{where} memory in every step{end}",
         ranks=ranks,
         evidence=Evidence(
             certain=(
@@ -150,14 +150,14 @@ def _finding(trace: Trace, growing: list[dict[str, Any]]) -> Finding:
                 "steps_left": n_left,
             },
         ),
-        help="detach what is kept from step to step (losses, outputs), empty lists; "
+        help="detach what you keep from step to step (losses, outputs), empty lists; "
         "`rankscope metrics PATH memory_peaks` lists all devices",
     )
 
 
 def _steps_left(trace: Trace, row: dict[str, Any]) -> int | None:
-    """Until the device's memory is full; None where its size is not known."""
-    found = (
+    """Until the device's memory is full; None if its size is unknown."""
+    rows = (
         database(trace)
         .execute(
             "SELECT max(n_bytes) FROM devices WHERE file_id = ? AND rank = ? AND device = ?",
@@ -165,7 +165,7 @@ def _steps_left(trace: Trace, row: dict[str, Any]) -> int | None:
         )
         .fetchall()
     )
-    n_bytes = found[0][0]
+    n_bytes = rows[0][0]
     if n_bytes is None or row["device"] == MISSING:
         return None
     return max(0, int((n_bytes - row["peak_bytes"]) // row["growth_bytes"]))

@@ -27,7 +27,7 @@ _ON_DEVICE = sum(1 << _CATEGORIES.index(name) for name in ("kernel", "memcpy", "
 
 
 class Windows(NamedTuple):
-    """The time of each step of each process; the whole trace (step -1) where no step was marked."""
+    """The time of each step of each process; the whole trace (step -1) if no step was marked."""
 
     process: Array
     step: Array
@@ -96,7 +96,7 @@ _IS_LOADER = f"regexp_matches(name, {quote_text(DATA_LOADER)}, 'i')"
 
 
 def loading_time(trace: Trace) -> Intervals:
-    """When the host fetched data, per process."""
+    """When the host loaded data, per process."""
     found = fetch(
         trace,
         f"""SELECT {_SPAN} FROM annotations WHERE kind = 'host' AND {_IS_LOADER}
@@ -130,13 +130,13 @@ def _swept_events(trace: Trace) -> Segments:
 def steps(trace: Trace, selection: Selection) -> Table:
     """One row per traced process and step: where its time went.
 
-    Each moment of a step counts once, for the first of these that went on: a kernel that does not communicate, a copy,
-    a fill, communication (on the device or, with gloo, on the host), a call into the device's runtime, fetching of
-    data, an operator on the host. What is left is other: Python code, garbage collection, waiting. So communication is
-    what no computation on the device hid, and the host's time is what the device did not fill.
+    Overlapping activities are counted once, in this order: a kernel that does not communicate, a copy, a fill,
+    communication (on the device or, with gloo, on the host), a call into the device's runtime, data loading, an
+    operator on the host. The rest is other: Python code, garbage collection, waiting. So communication is exposed
+    communication, and host time is the time when the device ran nothing.
 
-    A step lasts from its mark, or from the end of the step before where that is later, to the end of its mark or of the
-    last work that it launched on the device, whichever is later. Where no step was marked, the row is the whole trace.
+    A step runs from its mark, or from the end of the previous step if that is later, to the end of its mark or of the
+    last work it launched on the device, whichever is later. If no step was marked, the row is the whole trace.
     """
     windows = step_windows(trace, selection)
     segments = _swept_events(trace)

@@ -1,4 +1,4 @@
-"""What ran on the device when: computation, communication, copies, nothing, and what of it at the same time."""
+"""What ran on the device when: computation, communication, copies, nothing, and what ran at the same time."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def device_time(trace: Trace, selection: Selection) -> DeviceTime:
 
 @metric("temporal", "temporal_breakdown", needs=("kernels",))
 def temporal(trace: Trace, selection: Selection) -> Table:
-    """One row per traced process: the time its device computed, did other work, or had nothing to do.
+    """One row per traced process: the time its device computed, did other work, or was idle.
 
-    The span runs from the start of the first kernel, copy or fill to the end of the last. Idle is the part of it in
-    which nothing ran on any stream, compute the part in which at least one computing kernel ran, and non-compute
-    the rest: communication, copies and fills that no computation hid. Synchronisations are no work. Where chosen
-    steps do not follow each other, each run of consecutive steps has a span of its own and the spans are added.
+    The span runs from the start of the first kernel, copy or fill to the end of the last. Idle is the part of it when
+    nothing ran on any stream, compute the part when at least one compute kernel ran, and non-compute the rest:
+    communication, copies and fills not overlapped by computation. Synchronization does not count as work. If the
+    selected steps are not consecutive, each run of consecutive steps has its own span and the spans are added up.
 
     Processes without work on a device (CPU-only traces) have no row.
     """
@@ -88,11 +88,11 @@ def temporal(trace: Trace, selection: Selection) -> Table:
 
 @metric("overlap", "comm_overlap", needs=("kernels",))
 def overlap(trace: Trace, selection: Selection) -> Table:
-    """One row per traced process: its communication, and how much of it computation hid.
+    """One row per traced process: its communication, and how much of it overlaps with computation.
 
-    Communication is the time in which at least one communication kernel ran, computation likewise; the overlap is
-    the time in which both did, and its share is of the communication. What is left is exposed: the device
-    communicated and computed nothing. A kernel that waits for its peers runs, so waiting is part of it.
+    Communication is the time when at least one communication kernel ran, and computation likewise; the overlap is the
+    time when both did, and its share is of the communication. The rest is exposed: the device communicated and
+    computed nothing. A communication kernel that waits for its peers is running, so waiting is included.
     """
     time = device_time(trace, selection)
     kinds = time.segments.kinds
@@ -114,10 +114,10 @@ def overlap(trace: Trace, selection: Selection) -> Table:
 
 @metric("kernel_types", "kernel_types", needs=("kernels",))
 def kernel_types(trace: Trace, selection: Selection) -> Table:
-    """One row per combination of types of work that ran at the same time, all processes added.
+    """One row per combination of types of work that ran at the same time, summed over all processes.
 
-    Every moment at which anything ran counts once per process, under the types that ran then: computation+communication
-    is computation that hides communication. The shares are of all these moments.
+    Time when anything ran counts once per process, under the types that ran then: computation+communication is
+    computation that overlaps with communication. The shares are of the sum of these times.
     """
     segments = device_time(trace, selection).segments
     present, place = np.unique(segments.kinds, return_inverse=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.matching import segment_starts
-from rankscope.analyze.hangs.programs import Programs, Reference, Shift, programs_of
+from rankscope.analyze.hangs.programs import Departure, Programs, programs_of
 from rankscope.analyze.hangs.view import JobView
 from rankscope.model.tables import Array, Trace
 
@@ -31,8 +31,8 @@ class Divergence:
     peer_row: int
     basis: Basis
     time_ns: int
-    shift: Shift | None = None
-    reference: Reference | None = None
+    departure: Departure | None = None  # how the culprit's calls fit again, where they do
+    may_be_skip: bool = False  # the culprit's call may as well be a later one of the program, reached too early
 
 
 def find_divergences(trace: Trace) -> list[Divergence]:
@@ -81,7 +81,9 @@ def _first_of_group(view: JobView, programs: Programs, group: int, matches: Sequ
     ignored: set[int] = set()  # ranks whose lines differ by role, not by fault
     for match in matches:
         # What is left of a damaged dump may be wrong itself: nobody is blamed for what only it says.
+        unsure = view.headless
         rows = [row for row in view.rows_of_match(match).tolist() if int(view.rank[row]) not in view.cut]
+        rows = [row for row in rows if row not in unsure]
         divergence = _judge(view, programs, group, rows, ignored) if rows else None
         if divergence is not None and not (divergence.kind == "size" and _went_on(view, rows)):
             return divergence
@@ -111,15 +113,19 @@ def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], i
         return None
     at_seq = int(view.seq[odd[0]])
     same_call = programs.rows_at(group, at_seq)
-    same_call = same_call[programs.token[same_call] == programs.token[normal[0]]]
+    is_other = view.rank[same_call] != view.rank[odd[0]]
+    same_call = same_call[is_other & (programs.token[same_call] == programs.token[normal[0]])]
     outside = same_call[view.group[same_call] != group].tolist()
-    reference, shift = programs.explain(odd[0], [*normal, *outside])
-    if shift is not None and shift.kind == "swapped":
-        shift = None  # calls swapped between groups keep their order within each group: no divergence of this one
-    if shift is None and not is_mismatch:
+    departure = _departure(view, programs, odd[0]) or programs.explain(odd[0], [*normal, *outside])
+    # Calls swapped between groups keep their order within each group: no divergence of this one.
+    if departure is not None and (
+        departure.shift.kind == "swapped" or (is_mismatch and _is_made_wrong(view, programs, odd, normal[0]))
+    ):
+        departure = None
+    if departure is None and not is_mismatch:
         ignored.update(int(view.rank[row]) for row in odd)
         return None
-    if shift is not None and not is_mismatch and shift.n_agreeing < 2 and programs.is_usual(odd[0]):
+    if departure is not None and not is_mismatch and departure.shift.n_agreeing < 2 and programs.is_usual(odd[0]):
         ignored.update(
             int(view.rank[row]) for row in odd
         )  # it makes this call from this line at this point in every step
@@ -128,10 +134,10 @@ def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], i
     typed = [row for row in normal if view.is_typed[row]] or normal
     if kind == "dtype" and basis == "majority" and len(typed) <= len(odd):
         basis = "tie"  # the others do not record their types: they have no vote
-    if shift is not None:
-        kind = "extra" if shift.kind == "repeated" else "skip"
+    if departure is not None:
+        kind = "extra" if departure.shift.kind == "repeated" else "skip"
     # Ranks that made the same odd call share the verdict; others of the minority are told apart later.
-    codes = view.signatures.whole if shift is None else programs.token
+    codes = view.signatures.whole if departure is None else programs.token
     same = [row for row in odd if codes[row] == codes[odd[0]]]
     culprits = sorted(
         {int(view.rank[row]) for row in same} if basis != "tie" else {int(view.rank[row]) for row in rows}
@@ -145,9 +151,41 @@ def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], i
         peer_row=typed[0],
         basis=basis,
         time_ns=int(min(view.created[row] for row in rows)),
-        shift=shift,
-        reference=reference,
+        departure=departure,
+        may_be_skip=departure is None and _may_be_skip(view, programs, odd, normal[0]),
     )
+
+
+def _is_made_elsewhere(programs: Programs, odd: Sequence[int]) -> bool:
+    """Whether any rank makes the first odd call at another place too."""
+    code = programs.token[odd[0]]
+    return int((programs.token == code).sum()) > int((programs.token[odd] == code).sum())
+
+
+def _is_made_wrong(view: JobView, programs: Programs, odd: Sequence[int], normal: int) -> bool:
+    """The peers' line made the call, with a size or type that no rank passes anywhere else: nothing was left out."""
+    signatures = view.signatures
+    is_same = all(codes[odd[0]] == codes[normal] for codes in (signatures.point, signatures.op))
+    return is_same and not _is_made_elsewhere(programs, odd)
+
+
+def _may_be_skip(view: JobView, programs: Programs, odd: Sequence[int], normal: int) -> bool:
+    """Whether the odd call may be a later one of the program, before which the rank left some out.
+
+    This is possible if the odd call is made elsewhere too; if the rank's previous call was the one its peers make now,
+    so that it may have left out a repetition; and if it has made no call before, so that nothing shows where it is.
+    """
+    if view.signatures.point[odd[0]] == view.signatures.point[normal] and not _is_made_elsewhere(programs, odd):
+        return False
+    before = programs.token[programs.preceding(odd[0], limit=1)]
+    is_repetition = not len(before) or bool(before[-1] == programs.token[normal])
+    return is_repetition or _is_made_elsewhere(programs, odd)
+
+
+def _departure(view: JobView, programs: Programs, row: int) -> Departure | None:
+    """Where the rank of the call left the path of the ranks of its role, if that was before the call, or there."""
+    departure = programs.departure_beside(int(view.rank[row]))
+    return departure if departure is not None and departure.row <= row else None
 
 
 def _split(view: JobView, programs: Programs, group: int, rows: Sequence[int]) -> tuple[list[int], list[int], Basis]:

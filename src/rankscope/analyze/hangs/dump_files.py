@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankscope.model.schema_recorder import EARLIER_MOMENT
 from rankscope.model.tables import Trace
 
 # Sources that a rank writes while it trains: they neither tell its last calls nor that it was alive at the end.
@@ -17,6 +18,13 @@ def ranks_alive(trace: Trace) -> frozenset[int]:
 def ranks_stale(trace: Trace) -> frozenset[int]:
     """Ranks whose only dump is of another moment or attempt."""
     return _ranks(trace, ("stale",), _NO_DUMPS) - _ranks(trace, ("read", "damaged", "duplicate"), _NO_DUMPS)
+
+
+def ranks_gone_on(trace: Trace) -> frozenset[int]:
+    """Ranks whose dump is older than the others': these show that it took part in calls which it does not have yet."""
+    files = trace.table("files")
+    columns = zip(files.array("rank").tolist(), files.text("problem").tolist(), strict=True)
+    return frozenset(rank for rank, problem in columns if problem.startswith(EARLIER_MOMENT))
 
 
 def ranks_cut(trace: Trace) -> frozenset[int]:

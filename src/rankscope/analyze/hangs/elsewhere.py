@@ -1,4 +1,4 @@
-"""H112: one rank, or a few, stand elsewhere in the program than all the others."""
+"""H112: one rank, or a few, are at a different line of the program than all the others."""
 
 from __future__ import annotations
 
@@ -17,43 +17,44 @@ from rankscope.analyze.hangs.standing import (
     standings_of,
 )
 from rankscope.analyze.hangs.verdict import causes_of
+from rankscope.analyze.hangs.wording import peers_phrase
 from rankscope.analyze.manifests import came_to_an_end, ended_well
 from rankscope.analyze.registry import Effect, Skipped, rule
-from rankscope.model.finding import Evidence, Finding, count_noun, ranks_phrase
+from rankscope.model.finding import Evidence, Finding, ranks_phrase
 from rankscope.model.tables import MISSING, Trace
 
 _SAME_TIME_NS = 600 * 10**9  # stacks of one hang: watchdogs fire, and people press keys, some minutes apart
 _MAX_ODD = 4  # at most a quarter of the ranks is odd; more are another part of the program
 HANGS = re.compile(r"no collective|time.?out|watchdog|hang|stall", re.IGNORECASE)
 _MAX_SAID = 4
-NO_MAIN = "no stack is known to be that of a rank's main thread"
+NO_MAIN = "no stack trace of a rank's main thread"
 
 
 @rule("H112", "rank-elsewhere", needs=("thread_stacks",))
 def rank_elsewhere(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """The main threads of a few ranks stand at another place of the program than those of all the others.
+    """The main threads of a few ranks are at a different line of the program than those of all the others.
 
-    What it means: nearly all ranks stand at one line, most often in a collective, and these do not: they are what the
-    others wait for. Only stacks say so here: there are no dumps of a recorder, or they do not decide.
+    What it means: nearly all ranks are at one line, usually in a collective, and these ranks are not. The others are
+    waiting for them. Only stack traces show this: there are no recorder dumps, or they do not settle it.
 
     Why it happens: a data loader that stopped, a lock, a checkpoint that hangs, a branch that only these ranks take,
-    another collective than their peers', a compilation that does not end.
+    a different collective than on their peers, a compilation that does not finish.
 
-    What to do: look at the line at which they stand, and at what could keep it from ending. Record with
+    What to do: check the line where they are, and what could keep it from finishing. Record with
     `rankscope record --desync` to see the calls as well.
 
-    What could fool it: stacks of a job that is in order show ranks at different lines too; only when they were written
-    because nothing moved, or twice with the same result, do they prove a hang. Ranks of a pipeline have different
-    programs: there a small stage may look odd.
+    What could fool it: in a healthy job, too, ranks can be at different lines. Only stacks that were written because
+    nothing moved, or twice with the same result, prove a hang. Pipeline stages run different programs: a small stage
+    may look like the culprit.
     """
     if is_decided(trace):
-        yield Skipped("the recorders' dumps decide what happened")
+        yield Skipped("the recorder dumps already show what happened")
         return
     if endings_of(trace):
-        yield Skipped("a rank ended with an exception, which says more than where it stood")
+        yield Skipped("a rank ended with an exception, which is reported instead")
         return
     if ended_well(trace) or came_to_an_end(trace):
-        yield Skipped("the job ended well")
+        yield Skipped("the job ended normally")
         return
     if not standings_of(trace):
         yield Skipped(NO_MAIN)
@@ -76,7 +77,7 @@ def _of_one_time(standings: Sequence[Standing]) -> list[Standing]:
 
 
 def _split(trace: Trace, standings: Sequence[Standing]) -> tuple[list[Standing], list[Standing]]:
-    """The few and the many; none where the ranks do not divide so."""
+    """The few ranks that differ and the many others; both empty if the ranks do not split this way."""
     groups = places(standings)
     if len(groups) < 2:
         return [], []
@@ -97,32 +98,34 @@ def _is_hang(standings: Sequence[Standing]) -> bool:
 
 def _describe(trace: Trace, odd: Sequence[Standing], usual: Sequence[Standing], *, is_hang: bool) -> Finding:
     first, peer = places(odd)[0][0], places(usual)[-1][0]
-    own, others = location_of_standing(trace, first), location_of_standing(trace, peer)
+    location, peer_location = location_of_standing(trace, first), location_of_standing(trace, peer)
     ranks = tuple(sorted(standing.rank for standing in odd))
-    where = place_text(own) if own else standing_text(trace, first)
-    there = place_text(others) if others else standing_text(trace, peer)
-    said = tuple(
+    where = place_text(location) if location else standing_text(trace, first)
+    there = place_text(peer_location) if peer_location else standing_text(trace, peer)
+    peers = peers_phrase([standing.rank for standing in usual])
+    lines = tuple(
         f"{ranks_phrase([standing.rank for standing in group])}: {standing_text(trace, group[0])}"
         for group in [*places(odd), *reversed(places(usual))][:_MAX_SAID]
     )
-    waits = "which wait for it" if is_in_collective(trace, peer) else "which do not go on either"
+    it = "it" if len(ranks) == 1 else "them"
+    waits = f"the others are waiting for {it}" if is_in_collective(trace, peer) else f"the others are blocked by {it}"
     reasons = sorted({standing.reason for standing in odd if standing.reason})
     return Finding(
         code="H112",
         rule="rank-elsewhere",
         severity="error" if is_hang else "warning",
         certainty="likely" if is_hang else "possible",
-        title=f"{ranks_phrase(ranks)} {'stands' if len(ranks) == 1 else 'stand'} in {where}, "
-        f"{count_noun(len(usual), 'peer')} in {there}",
+        title=f"{ranks_phrase(ranks)} {'is' if len(ranks) == 1 else 'are'} in {where} while {peers} "
+        f"{'is' if len(usual) == 1 else 'are'} in {there}",
         ranks=ranks,
-        location=own,
-        peer_location=others,
+        location=location,
+        peer_location=peer_location,
         evidence=Evidence(
-            certain=said,
-            likely=(f"it holds up the others, {waits}",) if is_hang else (),
+            certain=lines,
+            likely=(waits,) if is_hang else (),
             notes=tuple(f"the stacks were written because: {reason}" for reason in reasons[:1])
             if is_hang
-            else ("one look at a job cannot tell whether it moves: write the stacks again and compare",),
+            else ("one snapshot does not show whether the job moves: write the stacks again and compare",),
             stacks=(*standing_stacks(trace, odd), *standing_stacks(trace, usual)),
         ),
         help=f"find out why rank {first.rank} does not leave {where}",

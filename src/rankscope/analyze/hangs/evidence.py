@@ -1,4 +1,4 @@
-"""Turns rows into evidence: calls in words, both sides of a comparison, code sites, stacks shared by ranks."""
+"""Turns rows into evidence: texts of calls, both sides of a comparison, code sites, stacks shared by ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def state_text(view: JobView, row: int) -> str:
     status = view.calls.text("status")[row]
     if status == "done" and view.calls.array("status_inferred")[row]:
         return "done (inferred)"
-    return {"aborted": "aborted after its time-out", "failed": "failed"}.get(status, status)
+    return {"aborted": "aborted after its timeout", "failed": "failed"}.get(status, status)
 
 
 def location_of(view: JobView, row: int) -> Location | None:
@@ -92,7 +92,7 @@ def group_ref(view: JobView, group: int) -> GroupRef:
 def group_text(view: JobView, group: int) -> str:
     ref = group_ref(view, group)
     generation = int(view.trace.table("groups").array("generation")[group])
-    again = f", made again {count_noun(generation, 'time')}" if generation else ""
+    again = f", recreated {count_noun(generation, 'time')}" if generation else ""
     return f"group {ref.name} ({ref.desc}{again})" if ref.desc else f"group {ref.name}{again}"
 
 
@@ -151,23 +151,23 @@ def compare_sides(
 
 
 def _marks(view: JobView, rows: Sequence[int], cells: Sequence[tuple[str, ...]]) -> list[str]:
-    """What differs, behind cells that read the same although their calls do not fit."""
-    found = None
+    """What differs, for cells that look the same although their calls do not match."""
+    texts = None
     if len(rows) == 2 and MISSING not in rows and len({cell[:3] for cell in cells}) == 1:
-        found = differences(view, *rows)
-    return [f"  <- {text}" for text in found] if found else [""] * len(cells)
+        texts = differences(view, *rows)
+    return [f"  <- {text}" for text in texts] if texts else [""] * len(cells)
 
 
 def differences(view: JobView, one: int, other: int) -> tuple[str, str] | None:
-    """The first tensor that differs between two calls which do not fit: `input 2 [9]`; None where none does."""
+    """The first tensor that differs between two calls that do not match: `input 2 [9]`; None if none does."""
     if view.signatures.whole[one] == view.signatures.whole[other]:
         return None
     for side in ("input", "output"):
         for what in ("sizes", "dtypes"):
             mine, theirs = (msgspec.json.decode(view.calls.text(f"{side}_{what}")[row] or "[]") for row in (one, other))
-            for place, (left, right) in enumerate(zip_longest(mine, theirs), 1):
+            for number, (left, right) in enumerate(zip_longest(mine, theirs), 1):
                 if left != right:
-                    texts = [f"{side} {place} {_value_text(value)}" for value in (left, right)]
+                    texts = [f"{side} {number} {_value_text(value)}" for value in (left, right)]
                     return texts[0], texts[1]
     return None
 
@@ -184,9 +184,9 @@ def _speaker(view: JobView, group: int, seqs: range, ranks: Sequence[int]) -> in
     rows = view.rows_of_match(match) if match is not None else np.empty(0, np.int64)
     rows = rows[np.isin(view.rank[rows], ranks)]
     typed = rows[view.is_typed[rows]]
-    place = {rank: number for number, rank in enumerate(ranks)}
-    found = (typed if len(typed) else rows).tolist()
-    return min((int(view.rank[row]) for row in found), key=place.__getitem__, default=ranks[0] if ranks else MISSING)
+    position = {rank: number for number, rank in enumerate(ranks)}
+    speakers = [int(view.rank[row]) for row in (typed if len(typed) else rows).tolist()]
+    return min(speakers, key=position.__getitem__, default=ranks[0] if ranks else MISSING)
 
 
 def _row_at(view: JobView, group: int, seq: int, rank: int) -> int:

@@ -1,4 +1,4 @@
-"""D9xx: holes in the data: files that are missing, damaged or doubled, and rings that were too small."""
+"""D9xx: holes in the data: missing, damaged or duplicate files, and ring buffers that were too small."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _MAX_FILES = 8
 
 @rule("D901", "dump-missing", needs=("ranks", "groups"))
 def dump_missing(trace: Trace) -> Iterator[Finding | Effect]:
-    """Ranks that belong to the job left no readable dump.
+    """Ranks of the job left no readable dump.
 
-    What it means: the groups name members of which there is no file here, or none that could be read.
+    What it means: the process groups list members that have no readable file here.
 
-    Why it happens: the process was gone before it could write, the file is on the disk of another node, or the copy
-    was incomplete.
+    Why it happens: the process died before it could write, the file is on another node's disk, or the copy was
+    incomplete.
 
-    What to do: collect the files of all nodes; look at the standard error of the ranks that wrote none.
+    What to do: collect the files of all nodes, and check the stderr of the ranks that wrote none.
 
-    What could fool it: where the groups' members are not recorded (gloo with several groups) a missing rank
-    with the highest number cannot be noticed.
+    What could fool it: if the members of the groups are not recorded (gloo with several groups), nothing shows that
+    the rank with the highest number is missing.
     """
     view = job_view(trace)
     members = {rank for group in view.members for rank in group}
-    missing = tuple(sorted(members - view.dumped - ranks_stale(trace)))  # D911 tells of stale ones
+    missing = tuple(sorted(members - view.dumped - ranks_stale(trace)))  # D911 reports stale ones
     causes = causes_of(trace)
     blamed = {rank for cause in causes if not cause.is_effect and cause.rule == "rank-lost" for rank in cause.ranks}
     missing = tuple(rank for rank in missing if rank not in blamed)
     if not missing:
         return
     is_decided = any(not cause.is_effect and cause.rule != "rank-lost" for cause in causes)
-    note = "the verdict does not depend on them" if is_decided else "nothing that was read waits for them"
+    note = "the verdict does not depend on these ranks" if is_decided else "no rank with a dump is waiting for them"
     yield Finding(
         code="D901",
         rule="dump-missing",
@@ -49,23 +49,23 @@ def dump_missing(trace: Trace) -> Iterator[Finding | Effect]:
         title=f"no readable dump from {ranks_phrase(missing)} of {len(members)}",
         ranks=missing,
         evidence=Evidence(notes=(note,) if is_decided or not causes else ()),
-        help="collect the dumps of all nodes; where there is none, look at the rank's standard error",
+        help="collect the dumps of all nodes; if a rank wrote no dump, check its stderr",
     )
 
 
 @rule("D902", "file-damaged", needs=("files",))
 def file_damaged(trace: Trace) -> Iterator[Finding | Effect]:
-    """Files that are empty, cut short, foreign or malicious.
+    """Files are empty, truncated, malicious or not trace files.
 
-    What it means: the file was left out, or only its readable part was used; all other files were judged as usual.
+    What it means: the file was ignored, or only its readable part was used. All other files were analyzed as usual.
 
-    Why it happens: the process was ended while it wrote its dump (a fixed name is truncated and written again), the
-    disk was full, the copy was interrupted, or the file is something else under a dump's name. A pickle that asks
-    for a class is refused: nothing in it was run.
+    Why it happens: the process was killed while it wrote its dump (a fixed file name is truncated and written again),
+    the disk was full, the copy was interrupted, or the file only has the name of a dump. A pickle that asks for a class
+    is refused: no code in it is run.
 
-    What to do: copy the file again if the original is whole; remove what is not a dump.
+    What to do: copy the file again if the original is complete; remove files that are not dumps.
 
-    What could fool it: a file that is damaged in a way that still reads well cannot be noticed.
+    What could fool it: damage that leaves the file readable is not detected.
     """
     files = trace.table("files")
     damaged = list(files.take(np.flatnonzero(files.text("status").equals("damaged"))).rows())
@@ -88,7 +88,7 @@ def file_damaged(trace: Trace) -> Iterator[Finding | Effect]:
         ranks=ranks,
         evidence=Evidence(
             certain=(*(shown if len(damaged) > 1 else ()), *([f"and {rest} more"] if rest else [])),
-            notes=("all other files were read and judged",),
+            notes=("all other files were read and analyzed",),
             facts={"files": [{"path": row["path"], "problem": row["problem"]} for row in damaged]},
         ),
         help=damaged[0]["hint"],
@@ -97,16 +97,16 @@ def file_damaged(trace: Trace) -> Iterator[Finding | Effect]:
 
 @rule("D903", "duplicate-rank", needs=("files",))
 def duplicate_rank(trace: Trace) -> Iterator[Finding | Effect]:
-    """Two or more dumps claim to be of the same rank.
+    """Two or more dumps are from the same rank.
 
-    What it means: the dump with the newest call was used; the others were left out.
+    What it means: the dump with the newest call was used; the others were ignored.
 
     Why it happens: dumps of an earlier run or attempt in the same folder, two prefixes in one tree, a copied file.
 
-    What to do: keep the files of one run per folder, or choose them with --prefix.
+    What to do: keep one run per folder, or select the files with --prefix.
 
-    What could fool it: when the older files are of another run whose ranks died later, some ranks may speak of
-    another run than the rest.
+    What could fool it: if the folder holds another run whose ranks died at different times, the newest dumps may mix
+    the two runs.
     """
     files = trace.table("files")
     doubled = list(files.take(np.flatnonzero(files.text("status").equals("duplicate"))).rows())
@@ -118,32 +118,32 @@ def duplicate_rank(trace: Trace) -> Iterator[Finding | Effect]:
         rule="duplicate-rank",
         severity="warning",
         certainty="certain",
-        title=f"more than one dump of {ranks_phrase(ranks)}: the newest was used",
+        title=f"{ranks_phrase(ranks)} left more than one dump{'' if len(ranks) == 1 else ' each'}; the newest was used",
         ranks=ranks,
         evidence=Evidence(
             certain=tuple(f"{row['path']} {row['problem']}" for row in doubled[:_MAX_FILES]),
             facts={"left_out": [row["path"] for row in doubled]},
         ),
-        help="keep the dumps of one run in a folder of its own, or choose by --prefix",
+        help="keep the dumps of each run in a separate folder, or select one run with --prefix",
     )
 
 
 @rule("D911", "stale-dump", needs=("files",))
 def stale_dump(trace: Trace) -> Iterator[Finding | Effect]:
-    """A rank's dump is from another moment or attempt than those of its peers, and was not used.
+    """A rank's dump is from a different time or attempt than those of its peers, and was not used.
 
-    What it means: the file says nothing about where the rank was when the others hung. The verdict treats the rank as
-    one without a dump.
+    What it means: the file does not show where the rank was when the others hung. The rank counts as one without a
+    dump.
 
-    Why it happens: the rank died before it could write, and the file of an earlier run was still there under the same
-    name; the dumps were taken one after another while the job went on; two attempts were copied into one folder; the
-    clock of a host is wrong by more than ten minutes.
+    Why it happens: the rank died before it could write, and the file of an earlier run still had the same name; the
+    dumps were taken one after another while the job was running; two attempts were copied into one folder; a host's
+    clock is wrong by more than ten minutes.
 
-    What to do: remove the files of earlier runs before a job starts, or write each run into a folder of its own; take
-    the dumps of all ranks at the same time.
+    What to do: remove the files of earlier runs before a job starts, or use a separate folder for each run. Take the
+    dumps of all ranks at the same time.
 
-    What could fool it: a clock that is wrong by more than ten minutes looks like another run. On gloo only times tell,
-    as it does not record whether a call completed or failed.
+    What could fool it: a clock that is wrong by more than ten minutes looks like a different run. On gloo only the
+    times can show this, as it does not record whether a call completed or failed.
     """
     files = trace.table("files")
     stale = list(files.take(np.flatnonzero(files.text("status").equals("stale"))).rows())
@@ -157,7 +157,7 @@ def stale_dump(trace: Trace) -> Iterator[Finding | Effect]:
         severity="warning",
         certainty="likely",
         title=f"{'the dump' if is_one else 'the dumps'} of {ranks_phrase(ranks)} "
-        f"{'is' if is_one else 'are'} from another moment than the others: not used",
+        f"{'is' if is_one else 'are'} from a different time than the others and {'was' if is_one else 'were'} not used",
         ranks=ranks,
         evidence=Evidence(
             certain=tuple(f"{row['path']} {row['problem']}" for row in stale[:_MAX_FILES]),
@@ -169,35 +169,37 @@ def stale_dump(trace: Trace) -> Iterator[Finding | Effect]:
 
 @rule("D912", "replicas", needs=("group_config",))
 def replicas(trace: Trace) -> Iterator[Finding | Effect]:
-    """Ranks are not among the members of their own groups: the job is made of replicas that count from 0.
+    """The job consists of replicas that each number their ranks from 0.
 
-    What it means: every replica of a fault-tolerant job (torchft) numbers its own ranks from 0, so what one dump calls
-    rank 1 is another rank than what the next one calls so. Each replica was judged as groups of its own.
+    What it means: every replica of a fault-tolerant job (torchft) numbers its ranks from 0, so rank 1 is a different
+    process in each replica, and some dumps list groups without the rank that wrote them. Each replica was analyzed
+    separately.
 
     Why it happens: torchft starts one world per replica; the dumps are named by global ranks.
 
-    What to do: nothing, where the size of the replicas was inferred. Otherwise pass it with --transform-ft and
+    What to do: nothing, if the size of the replicas was inferred. Otherwise pass it with --transform-ft and
     --group-world-size.
 
-    What could fool it: files that were renamed: the rank in the name is then not the one that wrote the dump.
+    What could fool it: renamed files: the rank in the file name is then not the rank that wrote the dump.
     """
     config = trace.table("group_config")
     strange = outsiders(config)
     if not strange:
         return
     size, ranks = replica_size(config), tuple(sorted(strange))
-    facts = f"{ranks_phrase(ranks)} {'is' if len(ranks) == 1 else 'are'} no member of a group that the same dump lists"
+    are = "is not a member" if len(ranks) == 1 else "are not members"
+    facts = f"{ranks_phrase(ranks)} {are} of any group in the same dump"
     yield Finding(
         code="D912",
         rule="replicas",
         severity="info" if size else "warning",
         certainty="likely",
-        title=f"the job is made of replicas of {count_noun(size, 'rank')}: each was judged on its own"
+        title=f"the job consists of replicas with {count_noun(size, 'rank')} each, which were analyzed separately"
         if size
         else f"{facts}, and the size of the replicas cannot be inferred",
         ranks=() if size else ranks,
         evidence=Evidence(certain=(facts,) if size else (), facts={"replica_size": size}),
-        help="if this is wrong, name the files by the ranks that wrote them"
+        help="if this is wrong, name each file after the rank that wrote it"
         if size
         else "pass the size of a replica: --transform-ft --group-world-size N",
     )
@@ -205,13 +207,13 @@ def replicas(trace: Trace) -> Iterator[Finding | Effect]:
 
 @rule("D904", "ring-too-small", needs=("collectives", "ranks"))
 def ring_too_small(trace: Trace) -> Iterator[Finding | Effect]:
-    """The ring buffer had dropped what would have decided the verdict.
+    """The ring buffer dropped calls that the verdict needs.
 
-    What it means: some ranks' rings no longer hold the calls of a group that others of the group still show, so where
-    they first differ may lie before the oldest call kept.
+    What it means: the ring buffers of some ranks no longer hold a group's calls, so the first difference between the
+    ranks may be older than the oldest call that was kept.
 
-    Why it happens: the ring holds a number of calls over all groups of the process; a group with many calls drops
-    the history of the others. The default is 2000.
+    Why it happens: all groups of a process share one ring buffer with room for 2000 calls by default. A group with
+    many calls pushes out the history of the others.
 
     What to do: run with TORCH_FR_BUFFER_SIZE=20000 (TORCH_NCCL_TRACE_BUFFER_SIZE before torch 2.9).
 
@@ -235,19 +237,23 @@ def ring_too_small(trace: Trace) -> Iterator[Finding | Effect]:
         rule="ring-too-small",
         severity="warning" if affected else "info",
         certainty="certain",
-        title=f"the ring dropped all calls of {count_noun(len(blind), 'group')} ({shown}) "
+        title=f"the ring buffer dropped all calls of {count_noun(len(blind), 'group')} ({shown}) "
         f"on {count_noun(len(ranks_blind), 'rank')}",
         ranks=ranks_blind,
         evidence=Evidence(
-            certain=(f"{format_ranks(sorted(wrapped.tolist()), 8)} dropped calls: the ring was full",),
-            notes=("the verdict rests on the counters of these ranks, not on their calls",) if affected else (),
+            certain=(f"{_ranks_shortly(sorted(wrapped.tolist()))} dropped calls: the ring buffer was full",),
+            notes=("the verdict is based on the counters of these ranks, not on their calls",) if affected else (),
         ),
         help="record with TORCH_FR_BUFFER_SIZE=20000 next time",
     )
 
 
+def _ranks_shortly(ranks: list[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks, 8)}"
+
+
 def _blind_groups(trace: Trace) -> dict[int, set[int]]:
-    """Groups that some rank has used but kept no call of."""
+    """Groups that some ranks have used, but kept no call of, with these ranks."""
     progress = trace.table("group_progress")
     dropped = {
         rank

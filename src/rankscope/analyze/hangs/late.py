@@ -1,4 +1,4 @@
-"""H110, H111: what the states of the collectives tell beside the cause."""
+"""H110, H111: what the states of the collectives show in addition to the cause."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _MAX_GROUPS = 8
 
 @rule("H110", "late-completion", needs=("collectives", "groups"))
 def late_completion(trace: Trace) -> Iterator[Finding | Effect]:
-    """Collectives are recorded as completed, but later than their time-out: the abort ended them, not the network.
+    """Collectives are recorded as completed, but only after their timeout: they were aborted.
 
-    What it means: when a communicator is aborted its stuck kernels end, and the recorder then writes `completed`.
+    What it means: when a communicator is aborted, its stuck kernels end, and the recorder then writes `completed`.
     These calls did not succeed; rankscope treats them as unfinished.
 
-    Why it happens: the watchdog's time-out passed and the job was torn down before the dump was written.
+    Why it happens: the watchdog's timeout expired, and the job was torn down before the dump was written.
 
-    What to do: nothing about these calls; the cause is the finding above them.
+    What to do: nothing about these calls; fix the cause in the first finding.
 
-    What could fool it: a watchdog that itself hung for longer than the time-out notices honest completions late.
+    What could fool it: a watchdog that itself hung for longer than the timeout records normal completions late.
     """
     view = job_view(trace)
     rows = np.flatnonzero(view.calls.text("status").equals("aborted"))
@@ -43,35 +43,35 @@ def late_completion(trace: Trace) -> Iterator[Finding | Effect]:
         rule="late-completion",
         severity="info",
         certainty="certain",
-        title=f"{count_noun(len(rows), 'call')} of {count_noun(len(ranks), 'rank')} ended only after the time-out of "
-        f"{timeout}: aborted, not completed",
+        title=f"{count_noun(len(rows), 'call')} of {count_noun(len(ranks), 'rank')} ended only after the timeout of "
+        f"{timeout}: they were aborted and did not complete",
         ranks=(),
         group=group_ref(view, int(view.group[first])),
         location=location_of(view, first),
         evidence=Evidence(
-            certain=("they are counted as unfinished here, whatever their recorded state",),
+            certain=("they count as unfinished, although their recorded state is `completed`",),
             facts={"n_calls": len(rows), "ranks": list(ranks[:64])},
         ),
-        help="look at the first error; these are its traces",
+        help="fix the first error in this report: the aborts follow from it",
     )
 
 
 @rule("H111", "unfinished", needs=("collectives", "groups"))
 def unfinished(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """The first collective of each group that has not completed.
+    """The first unfinished collective of each group.
 
-    What it means: a status line per process group: where its progress ended. In a hang most groups stand still
-    because of one of them.
+    What it means: one line per process group that shows where its progress ended. In a hang, one group usually blocks
+    most of the others.
 
     Why it happens: the job hangs, or the dumps were taken while it was running.
 
-    What to do: read the cause first; this list shows how far each group came.
+    What to do: read the cause first; this list shows how far each group got.
 
-    What could fool it: dumps of a running job are not taken at one instant, so the newest calls are always
-    unfinished somewhere.
+    What could fool it: dumps of a running job are not taken at the same instant, so some of the newest calls always
+    look unfinished.
     """
     if ended_well(trace) or came_to_an_end(trace):
-        yield Skipped("the job ended well: what its dumps show as unfinished ended after they were written")
+        yield Skipped("the job ended normally: calls that look unfinished completed after the dumps were written")
         return
     view = job_view(trace)
     matches = trace.table("matches")
@@ -98,43 +98,47 @@ def unfinished(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         f"the oldest is {call_text(view, oldest)} of {where}",
         evidence=Evidence(
             comparison=_progress(view, shown),
-            notes=(f"{n_more} more groups: `rankscope query PATH 'select * from matches'`",) if n_more else (),
+            notes=(f"{count_noun(n_more, 'more group')}: `rankscope query PATH 'select * from matches'`",)
+            if n_more
+            else (),
             facts={"n_groups": len(groups)},
         ),
     )
-    # Beside a cause this is one of its effects; alone it is the status of a job that was still running.
+    # With a cause this is one of its effects; alone it is the status of a job that was still running.
     yield Effect(finding) if causes_of(trace) else finding
 
 
 def _unnoticed(view: JobView) -> Iterator[Finding]:
-    """Ends that peers saw and a rank did not: most likely its dump is a moment older, so this is no warning."""
+    """Completions that peers recorded and a rank did not: most likely its dump is a little older, so no warning."""
     is_inferred = view.calls.array("status_inferred") & ~view.ends_unrecorded
     rows = np.flatnonzero(is_inferred & view.is_done & ~view.is_p2p & ~view.is_member)
     if not len(rows):
         return
     ranks = tuple(np.unique(view.rank[rows]).tolist())
+    dumps = f"the dump of rank {ranks[0]} was" if len(ranks) == 1 else f"the dumps of {ranks_phrase(ranks)} were"
     first = int(rows[np.argmin(view.created[rows])])
     where = f"seq {int(view.seq[first])} of {group_text(view, int(view.group[first]))}"
+    later = f" and {count_noun(len(rows) - 1, 'later call')}" if len(rows) > 1 else ""
     yield Finding(
         code="H111",
         rule="unfinished",
         severity="info",
         certainty="certain",
-        title=f"{ranks_phrase(ranks)} did not record the end of {call_text(view, first)} ({where}), which peers saw "
-        f"complete{f'; {len(rows) - 1} later ones likewise' if len(rows) > 1 else ''}",
+        title=f"{ranks_phrase(ranks)} did not record that {call_text(view, first)} ({where}){later} completed, "
+        "but peers did",
         group=group_ref(view, int(view.group[first])),
         location=location_of(view, first),
         evidence=Evidence(
-            likely=(f"the dump of {ranks_phrase(ranks)} was taken a moment before the others",),
+            likely=(f"{dumps} taken a moment before the others",),
             notes=("counted as done; `rankscope fr PATH -j` marks them as inferred",),
             facts={"n_calls": len(rows), "ranks": list(ranks[:64])},
         ),
-        help=f"if the job hung when the dumps were taken, {ranks_phrase(ranks)} is where to look: device errors, links",
+        help=f"if the job hung when the dumps were taken, check {ranks_phrase(ranks)} for device and link errors",
     )
 
 
 def _unrecorded(view: JobView) -> Iterator[Finding]:
-    """All ranks have made the same calls, and nobody has seen them end: neither a hang nor its absence is shown."""
+    """All ranks made the same calls, and no rank recorded their ends: whether the job hangs is unknown."""
     for group, name in list(view.blind_groups.items())[:_MAX_GROUPS]:
         last = int(np.flatnonzero(view.ends_unrecorded & (view.group == group))[-1])
         members = view.members[group]
@@ -144,21 +148,21 @@ def _unrecorded(view: JobView) -> Iterator[Finding]:
             rule="unfinished",
             severity="info",
             certainty="certain",
-            title=f"whether the last call, {call_text(view, last)} ({where}), completed is not recorded",
+            title=f"the dumps do not show whether the last call, {call_text(view, last)} ({where}), completed",
             group=group_ref(view, group),
             location=location_of(view, last),
             evidence=Evidence(
-                certain=("no member is behind in the collectives of the group", blind_backend(view, group)),
+                certain=("all members of the group made the same number of calls", blind_backend(view, group)),
                 notes=("counted as done; `rankscope fr PATH -j` marks them as inferred",),
                 facts={"backend": name, "n_members": len(members)},
             ),
-            help="if the job hung when the dumps were taken, the Python stacks of its ranks show where: "
-            "rankscope record, py-spy dump --pid",
+            help="if the job hung, collect the Python stacks of its ranks: run it under `rankscope record`, or use "
+            "`py-spy dump --pid PID`",
         )
 
 
 def _progress(view: JobView, shown: Sequence[Array]) -> Comparison:
-    """Per group the first unfinished collective, and how many of its members wait in it."""
+    """The first unfinished collective of each group, and how many members are waiting in it."""
     firsts = [int(rows[0]) for rows in shown]
     n_waiting = [int(np.count_nonzero(~view.is_done[rows])) for rows in shown]
     sizes = [len(view.members[int(view.group[row])]) for row in firsts]

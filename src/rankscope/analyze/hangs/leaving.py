@@ -1,4 +1,4 @@
-"""Ranks that left the training loop before their peers: they are at a call that comes after the loop."""
+"""Ranks that left the training loop before their peers and are in a call that comes after the loop."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rankscope.analyze.hangs.view import JobView
 from rankscope.model.finding import Location, ranks_phrase
 
 _MAX_COMPARED = 64  # calls of its past, each from another point of the program, that the rank's call must come after
-HELP = "give all ranks the same number of batches (drop_last, a sampler that pads), or end the loop on all at once"
+HELP = "give all ranks the same number of batches (drop_last, a sampler that pads), or end the loop on all together"
 
 
 def left_early(view: JobView, cause: Cause) -> str:
-    """Why the culprits have likely left the loop that their peers are still in; empty where they likely have not.
+    """Why the culprits have likely left the loop that their peers are still in; empty if they likely have not.
 
     Their call is new to the whole job, nothing that they did before follows it, their past and their peers' had the
     peers' call here, and their line comes after every line of the loop in the function that both are in.
@@ -29,13 +29,13 @@ def left_early(view: JobView, cause: Cause) -> str:
     has = "has" if len(cause.ranks) == 1 else "have"
     return (
         f"{ranks_phrase(cause.ranks)} {has} left the training loop early, with fewer batches than the others: "
-        f"{call_text(view, row)} in {site_text(view, row)} comes after the loop and was never called before, "
-        f"and the usual next call is {theirs}"
+        f"{call_text(view, row)} in {site_text(view, row)} comes after the loop and was never called before; "
+        f"the usual next call is {theirs}"
     )
 
 
 def _is_new(view: JobView, programs: Programs, cause: Cause) -> bool:
-    """Only the culprits made the call, and neither it nor what they called after it is part of their steps."""
+    """Whether only the culprits made the call, and neither it nor the calls after it are part of their steps."""
     same = programs.token == programs.token[cause.culprit_row]
     if not set(view.rank[same].tolist()) <= set(cause.ranks):
         return False
@@ -47,19 +47,19 @@ def _used_to_go_on(programs: Programs, row: int, peer: int) -> bool:
 
 
 def _comes_after_the_loop(view: JobView, programs: Programs, row: int) -> bool:
-    own = _outermost_first(view, row)
+    frames_of_row = _outermost_first(view, row)
     points = {int(view.signatures.point[other]): other for other in programs.preceding(row, _MAX_COMPARED).tolist()}
     others = [frames for other in points.values() if (frames := _outermost_first(view, other))]
-    return bool(others) and all(_is_later(own, frames) for frames in others)
+    return bool(others) and all(_is_later(frames_of_row, frames) for frames in others)
 
 
 def _outermost_first(view: JobView, row: int) -> list[Location]:
     return list(user_frames(view, row)[0])[::-1]
 
 
-def _is_later(own: list[Location], other: list[Location]) -> bool:
-    """True when the two stacks part in one function, and the own one is further down in it."""
-    for mine, theirs in zip(own, other, strict=False):
+def _is_later(stack: list[Location], other: list[Location]) -> bool:
+    """True if the two stacks split in one function, and the first one is at a later line of it."""
+    for mine, theirs in zip(stack, other, strict=False):
         if mine != theirs:
             is_same = (mine.file, mine.function) == (theirs.file, theirs.function)
             return is_same and mine.line > theirs.line

@@ -1,4 +1,4 @@
-"""Ranks that left no dump, or none that can be used, and for which others may wait."""
+"""Ranks without a usable dump that other ranks may be waiting for."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rankscope.analyze.hangs.cause import Cause, blocked_by, first_join
+from rankscope.analyze.hangs.dump_files import ranks_gone_on
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import WaitGraph, WaitingCall
 
@@ -24,12 +25,16 @@ def from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
         return
     # A rank that wrote a file, however damaged, was alive; it is suspected only where no other can be.
     possible = set(held) - view.has_file or set(held)
+    gone = {rank for members in view.members for rank in members} - view.has_file - view.dumped
     while possible:
         calls = {call.match: call for rank in possible for call in held[rank]}.values()
         first = min(calls, key=lambda call: (first_join(view, call), call.match))
         suspects = sorted(possible & {rank for rank, reason in first.held_up_by.items() if reason == "unknown"})
-        if went_together(view, possible):  # microseconds must not choose one rank of a node that is gone
-            suspects = sorted(possible)
+        # Microseconds must not choose one rank of a node that is gone, of which no call may wait for some.
+        for together in (gone, possible):
+            if possible <= together and went_together(view, together):
+                suspects = sorted(together)
+                break
         cause = Cause(
             rule="rank-lost",
             ranks=tuple(suspects),
@@ -48,7 +53,7 @@ def from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
 
 
 def went_together(view: JobView, ranks: set[int]) -> str:
-    """What the ranks are as a whole: a host's, a node's by their numbers, or a group's; empty where they are none."""
+    """What the ranks have in common: all of a host, of a node (by their numbers) or of a group; empty if nothing."""
     if len(ranks) < 2:
         return ""
     manifests = view.trace.table("manifests")
@@ -58,19 +63,20 @@ def went_together(view: JobView, ranks: set[int]) -> str:
         if rank in ranks
     }
     if len(hosts) == 1 and "" not in hosts:
-        return f"all of host {hosts.pop()}"
+        return f"all ranks of host {hosts.pop()}"
     first, size, world = min(ranks), len(ranks), max(max(members, default=0) for members in view.members) + 1
     is_block = max(ranks) - first + 1 == size and first % size == 0 and world % size == 0
     if is_block and size >= _SMALLEST_NODE:
-        return f"one node of {size} ranks, by their numbers"
+        return f"all {size} ranks of one node, judging by their numbers"
     group = next((number for number, members in enumerate(view.members) if set(members) == ranks), None)
-    return f"all of group {view.trace.table('groups').text('name')[group]}" if group is not None else ""
+    return f"all ranks of group {view.trace.table('groups').text('name')[group]}" if group is not None else ""
 
 
 def silent_losses(view: JobView) -> Iterator[Cause]:
-    """No call waits, but the backend does not record how calls end, and a rank left no dump: it died, likely."""
+    """Ranks that left no dump and likely died, where the backend does not record how calls end."""
     backends = set(view.calls.text("backend").values)
-    missing = sorted({rank for members in view.members for rank in members} - view.dumped)
+    members = {rank for members in view.members for rank in members}
+    missing = sorted(members - view.dumped - ranks_gone_on(view.trace))
     if not missing or not backends <= {"gloo", "", *view.blind_groups.values()} or not len(view.calls):
         return
     rows = [int(view.rows_of(rank)[-1]) for rank in view.ranks if len(view.rows_of(rank))]

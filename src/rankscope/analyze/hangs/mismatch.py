@@ -1,4 +1,4 @@
-"""H102-H104: calls that do not fit what the other ranks of the group called at the same position."""
+"""H102-H104: calls that do not match what the other ranks of the group called at the same position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankscope.analyze.hangs.evidence import call_text, differences, dtype_text,
 from rankscope.analyze.hangs.leaving import HELP, left_early
 from rankscope.analyze.hangs.sides import (
     Sides,
-    calls_told,
+    calls_text,
     common_text,
     elements,
     n_calls,
@@ -31,8 +31,8 @@ from rankscope.model.finding import Finding, count_noun, ranks_phrase
 from rankscope.model.tables import Trace
 
 _SPLITS = (
-    "compare input_split_sizes and output_split_sizes over the ranks: what one rank sends to another must be what that "
-    "one expects from it; the dumps record only the totals of each rank"
+    "compare input_split_sizes and output_split_sizes across ranks: what one rank sends to another must be what the "
+    "other expects (the dumps record only the totals of each rank)"
 )
 
 
@@ -40,19 +40,19 @@ _SPLITS = (
 def op_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
     """Ranks of one group called different operations at the same position.
 
-    What it means: the n-th call of a process group must be the same operation on every member. One rank called
-    another one, so neither call can ever complete, and every rank that depends on them waits.
+    What it means: the n-th call of a process group must be the same operation on every member. One rank called a
+    different one, so neither call can ever complete, and every rank that depends on them waits.
 
-    Why it happens: a branch that is taken on some ranks only (a condition on local data, a rank number, a NaN
-    check), an exception handler that goes on with other collectives, or two code versions in one job. A rank with fewer
-    batches leaves the training loop early and is at the call after it: the finding says so where the lines show it.
+    Why it happens: a branch that only some ranks take (a condition on local data, a rank number, a NaN check), an
+    exception handler that continues with other collectives, or two code versions in one job. A rank with fewer batches
+    leaves the training loop early and makes the call after the loop: the finding says so if the source lines show it.
 
-    What to do: make the condition the same on all ranks, for example by an all_reduce of the flag before the branch.
-    Compare the two source lines shown.
+    What to do: make the condition the same on all ranks, for example with an all_reduce of the flag before the branch.
+    Compare the two source lines in the finding.
 
-    What could fool it: in a group of two, nobody is in the majority. Then sibling groups and earlier steps decide,
-    and the finding says so; when these are silent too, both ranks are named. A rare branch further down in the loop
-    than all its other calls looks like the end of the loop.
+    What could fool it: a group of two has no majority. Then sibling groups and earlier steps decide, and the finding
+    says so. If these do not help either, both ranks are named. A rare branch near the end of the loop body looks like
+    the end of the loop.
     """
     yield from findings_of(trace, "H102", _describe_op)
 
@@ -69,18 +69,19 @@ def _describe_op(view: JobView, cause: Cause) -> Finding:
 def size_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
     """Ranks of one group made the same call with different sizes.
 
-    What it means: the operation agrees, the number of elements does not. Collectives such as all_reduce then hang,
-    fail, or silently mix up data. all_to_all, gather, scatter and the uneven forms of all_gather and reduce_scatter are
-    judged by their own rules: there, different sizes are fine as long as they fit each other.
+    What it means: the ranks called the same operation with different numbers of elements. Collectives such as
+    all_reduce then hang, fail, or silently mix up data. In all_to_all, gather, scatter and the uneven forms of
+    all_gather and reduce_scatter, different sizes are fine as long as they match each other; only sizes that do not
+    match are reported.
 
-    Why it happens: a last batch of another length, padding to the local maximum, an uneven shard, a parameter that
+    Why it happens: a last batch of a different length, padding to the local maximum, an uneven shard, a parameter that
     exists on some ranks only.
 
     What to do: pad or drop so that all ranks have the same shape, or use an operation that allows uneven sizes.
 
-    What could fool it: shapes may differ as long as the number of elements agrees; the split sizes of an
-    all_to_all are not recorded, so only its totals can be checked. Sizes that differed in a call which ended on all
-    ranks, and after which they went on, are no error: `rankscope fr PATH` lists them.
+    What could fool it: shapes may differ as long as the number of elements is the same. The split sizes of an
+    all_to_all are not recorded, so only its totals can be checked. If a call with different sizes completed and all
+    ranks continued, it is not an error: `rankscope fr PATH` lists such calls.
     """
     yield from findings_of(trace, "H103", _describe_size)
 
@@ -90,7 +91,7 @@ def _describe_size(view: JobView, cause: Cause) -> Finding:
 
 
 def _describe_argument(view: JobView, cause: Cause, describe: Callable[[JobView, int], str], what: str) -> Finding:
-    """The same operation with another size or type of its tensor."""
+    """The same operation with a tensor of a different size or type."""
     if cause.divergence is None:
         is_transfer = bool(view.is_p2p[cause.culprit_row])
         return _describe_transfer(view, cause, describe, what) if is_transfer else _describe_complete(view, cause, what)
@@ -99,7 +100,7 @@ def _describe_argument(view: JobView, cause: Cause, describe: Callable[[JobView,
     if what == "size" and op == "all_to_all":
         return _describe_exchange(view, cause)
     culprit, peer = (common_text(view, rows, describe) for rows in (sides.culprits, sides.peers))
-    if culprit == peer:  # of many tensors only the first is told: here it is another one
+    if culprit == peer:  # of many tensors the text names only the first: here a later one differs
         culprit, peer = differences(view, cause.culprit_row, cause.peer_row) or (culprit, peer)
     title = _title(view, cause, f"called {op} with", culprit, peer)
     help_text = f"give the tensor the same {what} on all ranks of the group before the call"
@@ -115,10 +116,10 @@ def _is_gathered(view: JobView, cause: Cause) -> bool:
 
 
 def _describe_complete(view: JobView, cause: Cause, what: str) -> Finding:
-    """All members are in calls that do not fit, and nothing tells who is odd."""
+    """All members are in calls that do not match, and the data does not show which rank is wrong."""
     rows = view.rows_of_match(cause.match).tolist()
     title = f"{ranks_phrase(ranks_of(view, rows))} made {_n_different_calls(view, cause, rows)}"
-    certain = ("the calls can never complete together", calls_told(view, rows))
+    certain = ("the calls can never complete together", calls_text(view, rows))
     evidence = make_evidence(view, cause, len(rows), certain=certain, stacks=stack_groups(view, rows))
     return make_finding(view, cause, title, evidence, f"make all ranks of the group agree on the {what} of the call")
 
@@ -130,15 +131,17 @@ def _describe_exchange(view: JobView, cause: Cause) -> Finding:
     sent, expected = (sum(elements(view, row)[side] for row in rows) for side in (0, 1))
     title = (
         f"the {len(rows)} ranks of {group_text(view, cause.group)} send {count_noun(sent, 'element')} in an all_to_all "
-        f"and expect {expected:,}"
+        f"but expect {expected:,}"
     )
     odd = [row for row in rows if int(view.rank[row]) in cause.ranks] if not _is_tie(cause) else []
-    likely = "nothing tells whose sizes are wrong: all are named"
+    likely = "the data does not show whose sizes are wrong, so all ranks are named"
     if odd:
         usual = elements(view, cause.peer_row)
         title += f": {_exchanged(view, odd, usual)}"
         n_peers = len(rows) - len(odd)
-        likely = f"the other {n_peers} ranks each send {count_noun(usual[0], 'element')} and expect {usual[1]:,}"
+        others = "the other rank sends" if n_peers == 1 else f"the other {n_peers} ranks each send"
+        expects = "expects" if n_peers == 1 else "expect"
+        likely = f"{others} {count_noun(usual[0], 'element')} and {expects} {usual[1]:,}"
     totals = [(int(view.rank[row]), *elements(view, row)) for row in rows]
     evidence = make_evidence(
         view,
@@ -157,25 +160,25 @@ def _describe_exchange(view: JobView, cause: Cause) -> Finding:
 
 
 def _exchanged(view: JobView, odd: Sequence[int], usual: tuple[int, int]) -> str:
-    """`rank 2 sends 6 and expects 8, not 8 and 8`; several by their number only, the table has the rest."""
+    """`rank 2 sends 6 and expects 8 instead of 8 and 8`; ranks with different amounts are only listed."""
     amounts = {elements(view, row) for row in odd}
     if len(amounts) > 1:
         return f"{ranks_phrase(ranks_of(view, odd))} differ from the others"
     sent, expected = amounts.pop()
     verbs = ("sends", "expects") if len(odd) == 1 else ("each send", "expect")
     who = ranks_phrase(ranks_of(view, odd))
-    return f"{who} {verbs[0]} {sent:,} and {verbs[1]} {expected:,}, not {usual[0]:,} and {usual[1]:,}"
+    return f"{who} {verbs[0]} {sent:,} and {verbs[1]} {expected:,} instead of {usual[0]:,} and {usual[1]:,}"
 
 
 def _describe_transfer(view: JobView, cause: Cause, describe: Callable[[JobView, int], str], what: str) -> Finding:
-    """A send and its receive that do not fit."""
+    """A send and its receive that do not match."""
     rows = sorted(view.rows_of_match(cause.match).tolist(), key=lambda row: view.calls.text("op")[row])
     receiver, sender = rows[0], rows[-1]
     title = (
-        f"rank {int(view.rank[sender])} sends {describe(view, sender)} and rank {int(view.rank[receiver])} "
+        f"rank {int(view.rank[sender])} sends {describe(view, sender)}, but rank {int(view.rank[receiver])} "
         f"expects {describe(view, receiver)}"
     )
-    certain = (f"a receive completes only with a send of its {what}",)
+    certain = (f"a receive completes only with a send of the same {what}",)
     evidence = make_evidence(view, cause, 2, certain=certain, stacks=stack_groups(view, rows))
     return make_finding(view, cause, title, evidence, f"make both sides agree on the {what} before the transfer")
 
@@ -184,16 +187,16 @@ def _describe_transfer(view: JobView, cause: Cause, describe: Callable[[JobView,
 def dtype_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
     """Ranks of one group made the same call with different element types.
 
-    What it means: operation and number of elements agree, the types do not, so the ranks disagree about the bytes.
-    The collective hangs, fails, or mixes up data.
+    What it means: operation and number of elements are the same, but the types are not, so the ranks expect different
+    numbers of bytes. The collective hangs, fails, or mixes up data.
 
-    Why it happens: autocast or a cast on some ranks only, a checkpoint loaded in another precision, a Python number
-    that became int64 here and float32 there.
+    Why it happens: autocast or a cast on some ranks only, a checkpoint loaded in a different precision, a Python number
+    that became int64 on one rank and float32 on another.
 
-    What to do: cast to one type before the call, on every rank.
+    What to do: cast to the same type before the call, on every rank.
 
-    What could fool it: dumps before layout 2.1 record no types: what their ranks passed is unknown, and counts as
-    fitting.
+    What could fool it: dumps before layout 2.1 do not record types. What these ranks passed is unknown, and counts as
+    matching.
     """
     yield from findings_of(trace, "H104", _describe_dtype)
 
@@ -222,7 +225,7 @@ def _title(view: JobView, cause: Cause, verb: str, culprit: str, peer: str) -> s
     peers = peers_phrase(ranks_of(view, sides.peers), theirs)
     if 1 < n_peers < n_all:
         peers = f"{n_peers} of {theirs} {count_noun(n_all, 'peer')}"
-    if sides.others:  # one of them may share the size and not the type: only the whole call tells the sides apart
+    if sides.others:  # one of them may share the size and not the type: only the whole call shows the difference
         verb = again = "called"
         culprit, peer = (_whole_call(view, rows) for rows in (sides.culprits, sides.peers))
     return f"{ranks_phrase(cause.ranks)} {verb} {culprit} where {peers} {again} {peer}"
@@ -230,7 +233,7 @@ def _title(view: JobView, cause: Cause, verb: str, culprit: str, peer: str) -> s
 
 def _whole_call(view: JobView, rows: Sequence[int]) -> str:
     texts = list(dict.fromkeys(call_text(view, row) for row in rows))
-    return texts[0] if len(texts) == 1 else f"{texts[0]} or what fits it"
+    return texts[0] if len(texts) == 1 else f"{texts[0]} or an equivalent call"
 
 
 def _n_different_calls(view: JobView, cause: Cause, rows: Sequence[int]) -> str:
@@ -270,23 +273,23 @@ def _mismatch(view: JobView, cause: Cause, title: str, help_text: str) -> Findin
 
 
 def _verdict(view: JobView, cause: Cause, sides: Sides) -> str:
-    """Who is odd, and by what: each part of the sentence is checked against the rows."""
+    """Which ranks differ, and how that is known: each part of the sentence is checked against the rows."""
     assert cause.divergence is not None
     basis = cause.divergence.basis
     # A call whose type is not recorded is on no side.
     split = "the group is split evenly" if sides.is_even else "no call has a majority in the group"
     if basis == "tie":
         n_sides = 2 + bool(sides.others)
-        named = "which side is right: both are named" if n_sides == 2 else "which call is right: all are named"
-        return f"{split} and nothing tells {named}"
+        named = "side is right, so both are named" if n_sides == 2 else "call is right, so all are named"
+        return f"{split}, and the data does not show which {named}"
     peers = ranks_phrase(ranks_of(view, sides.peers))
     odd = ranks_of(view, sides.culprits)
     reason = {
         "majority": _majority(sides),
-        "siblings": f"{split}, but the groups of the same role more often made the call of {peers} at this point",
+        "siblings": f"{split}, but sibling groups more often made the call of {peers} at this point",
         "history": f"{split}, but only the call of {peers} was made in earlier steps too",
     }[basis]
-    return f"{ranks_phrase(odd)} {'is the odd one' if len(odd) == 1 else 'are the odd ones'} out: {reason}"
+    return f"{ranks_phrase(odd)} {'is the outlier' if len(odd) == 1 else 'are the outliers'}: {reason}"
 
 
 def _majority(sides: Sides) -> str:
@@ -296,13 +299,13 @@ def _majority(sides: Sides) -> str:
 
 
 def _also_odd(view: JobView, cause: Cause, sides: Sides) -> tuple[str, ...]:
-    """Members that fit neither side: the call would not complete without them either."""
+    """Members that match neither side: they alone would keep the call from completing."""
     if not sides.others:
         return ()
     if _is_tie(cause):
-        return (calls_told(view, [*sides.culprits, *sides.peers, *sides.others]),)
-    fits = "fits" if len(sides.others) == 1 else "fit"
-    return (f"{ranks_phrase(ranks_of(view, sides.others))} {fits} neither side: {calls_told(view, sides.others)}",)
+        return (calls_text(view, [*sides.culprits, *sides.peers, *sides.others]),)
+    match = "matches" if len(sides.others) == 1 else "match"
+    return (f"{ranks_phrase(ranks_of(view, sides.others))} {match} neither side: {calls_text(view, sides.others)}",)
 
 
 def _not_recorded(view: JobView, sides: Sides) -> tuple[str, ...]:

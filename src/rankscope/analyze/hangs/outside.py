@@ -1,4 +1,4 @@
-"""H115: every recorded call is done, and still the job hangs: outside of the collectives."""
+"""H115: all recorded calls completed, but the job hangs: outside of the collectives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,16 @@ from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.manifests import ended_well
 from rankscope.analyze.registry import Effect, Skipped, rule
-from rankscope.model.finding import Certainty, Evidence, Finding, Location, Severity, StackGroup, ranks_phrase
+from rankscope.model.finding import (
+    Certainty,
+    Evidence,
+    Finding,
+    Location,
+    Severity,
+    StackGroup,
+    count_noun,
+    ranks_phrase,
+)
 from rankscope.model.tables import MISSING, Trace
 
 _MAX_PLACES = 4
@@ -36,7 +45,7 @@ _COLLECT = (
 
 
 class _Sign(NamedTuple):
-    """What says that the job hung, and how far that can be trusted."""
+    """What suggests that the job hung, and how reliable that is."""
 
     kind: Literal["stall", "signal", "look"]
     severity: Severity
@@ -46,24 +55,24 @@ class _Sign(NamedTuple):
 
 @rule("H115", "hang-outside", needs=("collectives", "groups"))
 def hang_outside(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """Every call that the ranks recorded is done, and still the job hangs: the reason is outside of the collectives.
+    """All recorded calls completed, but the job hangs: the cause is outside of the collectives.
 
-    What it means: no rank waits in a recorded call, so no rank holds up another one there. What keeps the job from
-    going on is in the program between the calls, and the finding shows where each rank is, or its last call.
+    What it means: no rank is waiting in a recorded call, so no rank blocks another one there. The job is blocked in
+    the program between the calls. The finding shows where each rank is, or its last call.
 
-    Why it happens: a data loader, a lock, a file system or a checkpoint on which all ranks wait; a compilation; a wait
-    in something that no Flight Recorder sees (the store, an RPC, a barrier over TCP); a long evaluation.
+    Why it happens: all ranks wait for a data loader, a lock, a file system or a checkpoint; a compilation; a wait in
+    something that the Flight Recorder does not see (the store, an RPC, a barrier over TCP); a long evaluation.
 
-    What to do: look at the line at which the ranks are. Without stacks, collect them while the job hangs:
+    What to do: check the line where the ranks are. Without stacks, collect them while the job hangs:
     `rankscope snapshot DIR` for a job under `rankscope record`, else `py-spy dump --pid PID` for each rank.
 
-    What could fool it: it is an error only if stacks that are newer than the rank's last call were written because
-    nothing moved (the collector's or torch's watchdog), and even then a checkpoint or an evaluation that takes longer
-    than the watchdog's patience looks the same. Stacks for which somebody asked, and ranks that a signal ended, are
-    only a note: a job in order can be looked at or stopped between two calls. Dumps alone, whatever their names, are no
-    sign: torch writes the same files on request. A job that is known to have ended well did not hang. Calls that only
-    the abort after their time-out ended count as unfinished, so other rules judge them. A job that went on after its
-    dumps were written has made calls that are not here.
+    What could fool it: this is an error only if stacks newer than the rank's last call were written because nothing
+    moved (by the collector's or torch's watchdog). Even then, a checkpoint or an evaluation that takes longer than the
+    watchdog's timeout looks the same. Stacks that were written on request, and ranks that a signal ended, are only a
+    note: a healthy job can be inspected or stopped between two calls. Dumps alone are no sign of a hang, as torch also
+    writes them on request. A job that is known to have ended normally did not hang. Calls that ended only because they
+    were aborted after their timeout count as unfinished and are left to other rules. If the job continued after the
+    dumps were written, its later calls are not in them.
     """
     why_not = _why_not(trace)
     if why_not:
@@ -76,16 +85,18 @@ def hang_outside(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         return  # which names the ranks that the others wait for
     sign = _sign_of_hang(view)
     if sign is None:
-        yield Skipped(f"all calls are done, and nothing tells whether the job hung outside of them; if so, {_COLLECT}")
+        yield Skipped(
+            f"all calls completed, and the data does not show whether the job hung outside of them; if so, {_COLLECT}"
+        )
         return
     yield _describe(view, sign)
 
 
 def _why_not(trace: Trace) -> str:
     if ended_well(trace):
-        return "the job ended well"
+        return "the job ended normally"
     if endings_of(trace) or trace.table("manifests").text("ending").equals("exception").any():
-        return "a rank ended with an exception: the job failed, and did not hang"
+        return "a rank ended with an exception: the job failed and did not hang"
     return ""
 
 
@@ -105,16 +116,16 @@ def _sign_of_hang(view: JobView) -> _Sign | None:
 
 
 def _stall(view: JobView) -> tuple[bool, str] | None:
-    """Why stacks were written if it was because nothing moved, after the rank's last call; those with a time first."""
+    """Why stacks were written after the rank's last call, if because nothing moved; stacks with a time first."""
     table = view.trace.table("thread_stacks")
     reasons = table.text("reason")
-    tells = np.fromiter((HANGS.search(reason) is not None for reason in reasons.values), bool, len(reasons.values))
-    found = []
-    for row in np.flatnonzero(tells[reasons.codes]).tolist() if len(table) else ():
+    is_hang = np.fromiter((HANGS.search(reason) is not None for reason in reasons.values), bool, len(reasons.values))
+    stalls = []
+    for row in np.flatnonzero(is_hang[reasons.codes]).tolist() if len(table) else ():
         rank, time_ns = int(table.array("rank")[row]), int(table.array("time_ns")[row])
         if time_ns == MISSING or time_ns >= _newest_call_ns(view, rank):
-            found.append((time_ns != MISSING, reasons[row]))
-    return max(found, key=lambda stall: stall[0], default=None)
+            stalls.append((time_ns != MISSING, reasons[row]))
+    return max(stalls, key=lambda stall: stall[0], default=None)
 
 
 def _newest_call_ns(view: JobView, rank: int) -> int:
@@ -133,26 +144,26 @@ def _current(view: JobView) -> list[Standing]:
 
 
 class _Whereabouts(NamedTuple):
-    """Where the ranks are: by their stacks, else by their last calls."""
+    """Where the ranks are: from their stacks, else from their last calls."""
 
     title: str
     lines: tuple[str, ...]
     location: Location | None
     stacks: tuple[StackGroup, ...]
-    unknown: tuple[int, ...]  # ranks of the groups about which nothing is known
+    unknown: tuple[int, ...]  # other members of the groups
 
 
 def _describe(view: JobView, sign: _Sign) -> Finding:
     standings = _current(view)
     where = _by_stacks(view, standings) if standings else _by_calls(view)
     if sign.kind == "stall":
-        title = f"the job hangs outside of its recorded calls, which are all done: {where.title}"
+        title = f"the job hangs outside of its recorded calls, which all completed: {where.title}"
     elif sign.kind == "signal":
-        title = f"no rank waited in a recorded call when a signal ended the job: {where.title}"
+        title = f"no rank was waiting in a recorded call when a signal ended the job: {where.title}"
     else:
-        title = f"no rank waits in a recorded call: {where.title}"
+        title = f"no rank is waiting in a recorded call: {where.title}"
     unknown = where.unknown
-    lost = (f"nothing tells where {ranks_phrase(unknown)} {_is(unknown)}",) if unknown else ()
+    lost = (f"the data does not show where {ranks_phrase(unknown)} {_is(unknown)}",) if unknown else ()
     is_hang = sign.kind == "stall"
     return Finding(
         code="H115",
@@ -162,8 +173,8 @@ def _describe(view: JobView, sign: _Sign) -> Finding:
         title=title,
         location=where.location,
         evidence=Evidence(
-            certain=("every recorded call of every rank is done", *where.lines),
-            likely=("what keeps the job from going on is between its calls, not in one of them",) if is_hang else (),
+            certain=("all recorded calls completed on all ranks", *where.lines),
+            likely=("the job is blocked between its calls, not in one of them",) if is_hang else (),
             notes=(sign.text, *lost),
             stacks=where.stacks,
         ),
@@ -177,16 +188,16 @@ def _advice(view: JobView, standings: Sequence[Standing], *, is_hang: bool) -> s
     rarest = places(standings)[0]
     leave = "does" if len(rarest) == 1 else "do"
     who = ranks_phrase([standing.rank for standing in rarest])
-    looked = f"find out why {who} {leave} not leave {standing_text(view.trace, rarest[0])}"
-    return looked if is_hang else f"if the job hung, {looked}"
+    question = f"find out why {who} {leave} not leave {standing_text(view.trace, rarest[0])}"
+    return question if is_hang else f"if the job hung, {question}"
 
 
 def _by_stacks(view: JobView, standings: Sequence[Standing]) -> _Whereabouts:
     trace, together = view.trace, places(standings)
-    found = [([standing.rank for standing in group], standing_text(trace, group[0])) for group in together]
+    texts = [([standing.rank for standing in group], standing_text(trace, group[0])) for group in together]
     return _Whereabouts(
-        _in_short([f"{ranks_phrase(ranks)} {_is(ranks)} in {text}" for ranks, text in found]),
-        tuple(f"the main thread of {ranks_phrase(ranks)} is in {text}" for ranks, text in found[:_MAX_PLACES]),
+        _in_short([f"{ranks_phrase(ranks)} {_is(ranks)} in {text}" for ranks, text in texts]),
+        tuple(f"the main thread of {ranks_phrase(ranks)} is in {text}" for ranks, text in texts[:_MAX_PLACES]),
         location_of_standing(trace, together[0][0]),
         standing_stacks(trace, standings),
         _others(view, {standing.rank for standing in standings}),
@@ -194,18 +205,18 @@ def _by_stacks(view: JobView, standings: Sequence[Standing]) -> _Whereabouts:
 
 
 def _by_calls(view: JobView) -> _Whereabouts:
-    """Ranks with the same last call together, the rarest first."""
+    """The ranks grouped by their last call, the rarest call first."""
     together: dict[str, list[int]] = defaultdict(list)
     for rank in view.ranks:
         rows = view.rows_of(rank)
         if len(rows):
             together[_last_call(view, int(rows[-1]))].append(rank)
-    found = sorted(((ranks, text) for text, ranks in together.items()), key=lambda group: (len(group[0]), group[0]))
-    lasts = {rank: int(view.rows_of(rank)[-1]) for ranks, _ in found for rank in ranks}
+    texts = sorted(((ranks, text) for text, ranks in together.items()), key=lambda group: (len(group[0]), group[0]))
+    lasts = {rank: int(view.rows_of(rank)[-1]) for ranks, _ in texts for rank in ranks}
     return _Whereabouts(
-        _in_short([f"{ranks_phrase(ranks)} made {text} last" for ranks, text in found]),
-        tuple(f"the last call of {ranks_phrase(ranks)} was {text}" for ranks, text in found[:_MAX_PLACES]),
-        location_of(view, lasts[found[0][0][0]]),
+        _in_short([f"the last call of {ranks_phrase(ranks)} was {text}" for ranks, text in texts]),
+        tuple(f"the last call of {ranks_phrase(ranks)} was {text}" for ranks, text in texts[:_MAX_PLACES]),
+        location_of(view, lasts[texts[0][0][0]]),
         stack_groups(view, lasts.values(), "last call"),
         _others(view, set(lasts)),
     )
@@ -219,8 +230,9 @@ def _last_call(view: JobView, row: int) -> str:
 
 
 def _in_short(places_of_ranks: Sequence[str]) -> str:
-    """The two most usual places."""
-    more = f", and others in {len(places_of_ranks) - 2} more places" if len(places_of_ranks) > 2 else ""
+    """The two most frequent places."""
+    n_more = len(places_of_ranks) - 2
+    more = f", and others in {count_noun(n_more, 'more place')}" if n_more > 0 else ""
     return ", ".join(places_of_ranks[::-1][:2]) + more
 
 

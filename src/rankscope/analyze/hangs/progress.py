@@ -98,7 +98,7 @@ def _moment(trace: Trace, frames: dict[tuple[str, int, str], int]) -> _Moment:
     finished = made.copy()
     for counts, column in ((made, "last_seq"), (finished, "last_completed")):
         _add(counts, known.array("rank"), np.maximum(known.array(column), 0))
-    # Transfers have numbers of their own, which each rank counts by itself in each group.
+    # Transfers are numbered separately, by each rank in each group.
     is_p2p = calls.array("is_p2p")
     keys = np.stack([calls.array("rank")[is_p2p], calls.array("group_id")[is_p2p]])
     pairs, codes = np.unique(keys, axis=1, return_inverse=True)
@@ -159,11 +159,11 @@ def _tempered_finding(finding: Finding, progress: Progress) -> Finding:
     concerned = set(finding.ranks) or {each.rank for each in progress.ranks}
     advanced, active = set(progress.in_state("advanced")), set(progress.in_state("active"))
     if concerned <= advanced:
-        note = f"{ranks_phrase(concerned)} went on between the two readings: late at this moment, not stuck"
+        note = f"{ranks_phrase(concerned)} made progress between the two readings: late, but not stuck"
         return _with_note(finding, "info", note)
     if concerned <= advanced | active:
         moving = concerned & active
-        note = f"the main thread of {ranks_phrase(moving)} moved between the two readings: busy rather than stuck"
+        note = f"the main thread of {ranks_phrase(moving)} moved between the two readings: busy, but not stuck"
         return _with_note(finding, "warning", note)
     return finding
 

@@ -1,4 +1,4 @@
-"""H113: an exception ended a rank, and no recorder tells more about it."""
+"""H113: an exception ended a rank, and no recorder shows more about it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _MAX_LATER = 3
 def rank_raised(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """A rank ended with an exception that nothing caught.
 
-    What it means: the line raised, the process ended, and whoever waits for it fails or waits for ever. Of several
-    ranks that raised, the first is named: what the others raised is mostly that their peer is gone.
+    What it means: the process ended, and all ranks that wait for it fail or wait forever. If several ranks raised, the
+    first one is named: the others usually raise because their peer is gone.
 
-    Why it happens: as many reasons as there are exceptions; only this rank has the data, the file, the memory or the
-    device that it failed on, or all ranks fail alike.
+    Why it happens: bad data, a missing file, too little memory or a failing device on this rank, or a bug that all
+    ranks run into.
 
-    What to do: read the exception and the line. If only one rank raised, ask what is different there.
+    What to do: read the exception and the line. If only one rank raised, find out what is different there.
 
-    What could fool it: which rank was first is told by the clocks of the hosts. An exception that the program caught
-    is not seen; one that ended a helper thread alone is not either.
+    What could fool it: which rank raised first depends on the clocks of the hosts. Exceptions that the program caught,
+    and exceptions that ended only a helper thread, are not seen.
     """
     if is_decided(trace):
-        yield Skipped("the recorders' dumps decide what happened, and their verdict tells the exception")
+        yield Skipped("the dumps show what happened, and that finding includes the exception")
         return
     if not standings_of(trace):
         yield Skipped(NO_MAIN)
@@ -63,10 +63,10 @@ def _describe(trace: Trace, ended: Sequence[Standing]) -> Finding:
         ranks=ranks,
         location=location_of_standing(trace, first),
         evidence=Evidence(
-            certain=(f"nothing caught it in {standing_text(trace, first)}",),
-            likely=("what other ranks raised later follows from it",) if later else (),
+            certain=(f"it was raised in {standing_text(trace, first)} and not caught",),
+            likely=("the exceptions that other ranks raised later follow from it",) if later else (),
             notes=notes,
             stacks=standing_stacks(trace, alike),
         ),
-        help=f"correct what raised in {standing_text(trace, first)}",
+        help=f"fix the exception in {standing_text(trace, first)}",
     )

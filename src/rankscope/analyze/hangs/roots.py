@@ -1,4 +1,4 @@
-"""Which of the causes of a hang stand on their own, and which only follow from others."""
+"""Which causes of a hang are root causes, and which only follow from others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _STALLED_NS = 5_000_000_000
 
 
 def roots_first(view: JobView, causes: Sequence[Cause]) -> list[Cause]:
-    """The roots, those that block most ranks first, then what follows from them; the first cause is a root."""
+    """The root causes, those that block most ranks first, then their effects."""
     roots: list[Cause] = []
     effects: list[Cause] = []
     for cause in causes:
-        if roots and (_follows(cause, roots) or not _is_told(view, cause)):
+        if roots and (_follows(cause, roots) or not _is_conclusive(view, cause)):
             effects.append(replace(cause, is_effect=True))
         else:
             roots.append(cause)
@@ -26,7 +26,7 @@ def roots_first(view: JobView, causes: Sequence[Cause]) -> list[Cause]:
 
 
 def _follows(cause: Cause, roots: Sequence[Cause]) -> bool:
-    """True where the cause's ranks wait for those of the roots, so that nothing is left to explain."""
+    """True if the cause's ranks wait for those of the roots, which explain all of it."""
     explained = set().union(*(root.blocked | set(root.ranks) for root in roots))
     if cause.rule == "rank-lost":
         # Nothing is known of such a rank; where all that wait for it also wait for others, it need not be a cause.
@@ -39,8 +39,8 @@ def _follows(cause: Cause, roots: Sequence[Cause]) -> bool:
     return is_of_group and cause.blocked <= explained
 
 
-def _is_told(view: JobView, cause: Cause) -> bool:
-    """False for what the data does not tell from a call that is just running, or that waits for nobody knows whom."""
+def _is_conclusive(view: JobView, cause: Cause) -> bool:
+    """False if the call may just be running, or waits for an unknown rank."""
     if cause.match == MISSING:
         return cause.rule != "p2p-unmatched"
     if cause.rule != "collective-stalled":

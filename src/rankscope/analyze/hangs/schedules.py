@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.analyze.derived import derived
-from rankscope.analyze.hangs.programs import Programs, explain_shift, programs_of
+from rankscope.analyze.hangs.programs import Programs, programs_of
+from rankscope.analyze.hangs.shifts import explain_shift
 from rankscope.analyze.hangs.view import JobView
 from rankscope.model.tables import MISSING, Array, Trace
 

@@ -1,4 +1,4 @@
-"""Who made which call at one position of a group: what every sentence about agreement has to stand on."""
+"""Which rank made which call at one position of a group: the basis for every sentence about agreement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_RANKS = 16  # rows in the table of totals
 
 @dataclass(frozen=True)
 class Sides:
-    """The rows of one collective: the culprits', those that fit the peer's call, and those that fit neither."""
+    """The rows of one collective: the culprits', those that match the peer's call, and those that match neither."""
 
     culprits: list[int]
     peers: list[int]
@@ -67,36 +67,37 @@ def ranks_of(view: JobView, rows: Sequence[int]) -> list[int]:
 
 
 def common_text(view: JobView, rows: Sequence[int], describe: Callable[[JobView, int], str]) -> str:
-    """What all the rows passed; shapes that differ but fit each other are told by their number of elements."""
+    """What all the rows passed; shapes that differ but match each other appear as a number of elements."""
     texts = list(dict.fromkeys(describe(view, row) for row in rows))
     if len(texts) == 1:
         return texts[0]
     counts = {tuple(elements(view, row)) for row in rows}
     if len(counts) == 1:
         return count_noun(counts.pop()[0], "element")
-    return f"{texts[0]} or what fits it"
+    return f"{texts[0]} or an equivalent"
 
 
 def elements(view: JobView, row: int) -> tuple[int, int]:
-    """How many elements the call gives and takes."""
+    """How many elements the call sends and receives."""
     sides = [view.calls.text(name)[row] for name in ("input_sizes", "output_sizes")]
     given, taken = (count_elements(decode_shapes(text)) for text in sides)
     return given, taken
 
 
-def calls_told(view: JobView, rows: Sequence[int]) -> str:
+def calls_text(view: JobView, rows: Sequence[int]) -> str:
     """`ranks 1,2 called all_reduce [9] f32, rank 0 called all_reduce [8] f32`."""
     together: dict[str, list[int]] = defaultdict(list)
     for row in rows:
         together[call_text(view, row)].append(row)
     ordered = sorted(together.items(), key=lambda item: (-len(item[1]), item[1][0]))
-    told = [f"{ranks_phrase(ranks_of(view, mine))} called {text}" for text, mine in ordered[:_MAX_SIDES]]
+    sentences = [f"{ranks_phrase(ranks_of(view, mine))} called {text}" for text, mine in ordered[:_MAX_SIDES]]
     n_more = sum(len(mine) for _, mine in ordered[_MAX_SIDES:])
-    return ", ".join(told) + (f", and {count_noun(n_more, 'more rank')} other calls" if n_more else "")
+    rest = f", and {count_noun(n_more, 'more rank')} called something else" if n_more else ""
+    return ", ".join(sentences) + rest
 
 
 def n_calls(view: JobView, rows: Sequence[int]) -> int:
-    """How many calls that do not fit each other the rows are."""
+    """How many different calls the rows are, counting calls that match each other once."""
     return len({int(view.signatures.whole[row]) for row in rows})
 
 

@@ -1,4 +1,4 @@
-"""H106: a rank that left out a call, or made one more, and is out of step ever since."""
+"""H106: a rank that skipped a call, or made an extra one, and has been out of step since."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import call_text, group_ref, group_text, location_of, site_text, stack_groups
-from rankscope.analyze.hangs.programs import Reference, Shift
+from rankscope.analyze.hangs.programs import Reference
+from rankscope.analyze.hangs.shifts import Shift
 from rankscope.analyze.hangs.sides import Sides, ranks_of, sides_of
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.wording import NEEDS, compare_with, findings_of, make_evidence, make_finding, normal_rows
@@ -14,23 +15,23 @@ from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Finding, count_noun, ranks_phrase
 from rankscope.model.tables import MISSING, Trace
 
-_HELP = "look at the condition around that call: it must hold on all ranks or on none"
+_HELP = "check the condition around that call: it must be true on all ranks or on none"
 
 
 @rule("H106", "call-skipped", needs=NEEDS)
 def call_skipped(trace: Trace) -> Iterator[Finding | Effect]:
-    """A rank left out a call that its peers made, or made one more.
+    """A rank skipped a call that its peers made, or made an extra one.
 
-    What it means: from that call on everything the rank does in the group is shifted against its peers. As long as
-    operation and sizes happen to agree nothing stops, and wrong values are combined; the hang shows later, where they
-    no longer agree or where the counts run out.
+    What it means: after that call, everything the rank does in the group is out of step with its peers. As long as
+    operation and sizes happen to match, nothing stops, and wrong values are combined. The job hangs later, where they
+    no longer match or where the rank runs out of calls.
 
     Why it happens: `continue` or an early `return` on one rank, a condition on local data around the call, a retry.
 
-    What to do: look at the condition around the call that is named, not at the line where the job hangs.
+    What to do: check the condition around the call in the title, not the line where the job hangs.
 
-    What could fool it: the verdict comes from the lines of user code that made the calls. Without stacks, or with all
-    calls made from one line, a skipped call cannot be told from a late one.
+    What could fool it: the verdict is based on the lines of user code that made the calls. Without stacks, or if all
+    calls come from one line, a skipped call looks like a late one.
     """
     yield from findings_of(trace, "H106", _describe)
 
@@ -41,7 +42,7 @@ def _describe(view: JobView, cause: Cause) -> Finding:
     sides = sides_of(view, cause)
     peers = sides.peers if cause.divergence is not None else normal_rows(view, cause)
     peer_ranks = ranks_of(view, peers)
-    hangs = () if hang_row == MISSING else (f"the hang shows at {_full_call(view, hang_row)}",)
+    hangs = () if hang_row == MISSING else (f"the job hangs in {_full_call(view, hang_row)}",)
     evidence = make_evidence(
         view,
         cause,
@@ -56,17 +57,25 @@ def _describe(view: JobView, cause: Cause) -> Finding:
 
 
 def _position(view: JobView, cause: Cause, sides: Sides) -> tuple[str, ...]:
-    """What is seen at the position: another line than the peers', or another call from the same line."""
+    """How the call differs from the peers' at this position: another line, another caller, or another call."""
     divergence = cause.divergence
     if divergence is None or divergence.basis == "tie" or not sides.peers:
         return ()
-    points = view.signatures.point
-    own, theirs = ({int(points[row]) for row in rows} for rows in (sides.culprits, sides.peers))
     its = "its" if len(sides.culprits) == 1 else "their"
-    what = "line of code" if own.isdisjoint(theirs) else "call"
     n_all = len(sides.peers) + len(sides.others)
-    whose = f"{its} peers'" if not sides.others else f"that of {len(sides.peers)} of {its} {n_all} peers"
-    return (f"at seq {cause.seq} of {group_text(view, cause.group)} {its} {what} is not {whose}",)
+    whose = f"{its} peers" if not sides.others else f"{len(sides.peers)} of {its} {n_all} peers"
+    call = f"the call of {ranks_phrase(cause.ranks)}"
+    where = f"at seq {cause.seq} of {group_text(view, cause.group)}"
+    for codes, difference in (
+        (view.calls.array("site_id"), f"came from a different line than on {whose}"),
+        (view.signatures.point, f"came from a different caller than on {whose}"),
+    ):
+        own, theirs = ({int(codes[row]) for row in rows} for rows in (sides.culprits, sides.peers))
+        if own.isdisjoint(theirs) and MISSING not in own | theirs:  # without a stack nothing is known of the line
+            return (f"{where} {call} {difference}",)
+    whole = view.signatures.whole
+    own, theirs = ({int(whole[row]) for row in rows} for rows in (sides.culprits, sides.peers))
+    return (f"{where} {call} does not match the call of {whose}",) if own.isdisjoint(theirs) else ()
 
 
 def _title(view: JobView, cause: Cause, shift: Shift, wrong_row: int) -> str:
@@ -76,21 +85,25 @@ def _title(view: JobView, cause: Cause, shift: Shift, wrong_row: int) -> str:
     is_skipped = shift.kind == "skipped"
     if cause.divergence is not None and cause.divergence.basis == "tie":
         odd, peer = int(view.rank[cause.culprit_row]), int(view.rank[cause.peer_row])
-        other = f"rank {peer} made it once too often" if is_skipped else f"rank {peer} skipped it"
-        verb = f"skipped {call}" if is_skipped else f"made one call too many, {call}"
+        other = f"rank {peer} made an extra one" if is_skipped else f"rank {peer} skipped it"
+        verb = f"skipped {call}" if is_skipped else f"made {_too_many(shift)}, {call}"
         return f"rank {odd} {verb}, or {other}"
-    verb = "skipped" if is_skipped else "made one call too many:"
+    verb = "skipped" if is_skipped else f"made {_too_many(shift)}:"
     return f"{ranks_phrase(cause.ranks)} {verb} {call}"
+
+
+def _too_many(shift: Shift) -> str:
+    return "an extra call" if shift.n_calls == 1 else f"{shift.n_calls} extra calls"
 
 
 def _fits_again(view: JobView, cause: Cause, shift: Shift, reference: Reference | None) -> str:
     is_alone = len(cause.ranks) == 1
     it, its = ("it", "its") if is_alone else (f"rank {int(view.rank[cause.culprit_row])}", "the")
     if not shift.n_agreeing:
-        return f"{it} made the same call twice in a row where {its} peers went on"
+        return f"{it} made the same call twice in a row where {its} peers continued"
     calls = count_noun(shift.n_agreeing, "call") + ("" if is_alone else f" of {it}")
-    fit = "fits" if shift.n_agreeing == 1 else "fit"
-    theirs = f"{its} peers'"
+    fit = "matches" if shift.n_agreeing == 1 else "match"
+    theirs = f"{its} peers' calls"
     if reference is not None and reference.basis == "history":
         theirs = "those of earlier steps"
     elif reference is not None and int(view.rank[reference.rows[0]]) not in view.members[cause.group]:
@@ -105,21 +118,17 @@ def _full_call(view: JobView, row: int) -> str:
 
 
 def _shift_of(cause: Cause) -> tuple[Shift, Reference | None, int]:
-    """How the rank is shifted, and the call that was left out or made once more."""
-    shift: Shift | None = None
-    reference: Reference | None = None
-    if cause.divergence is not None:
-        shift, reference = cause.divergence.shift, cause.divergence.reference
-    elif cause.departure is not None:
-        shift, reference = cause.departure.shift, cause.departure.expected
-    assert shift is not None
+    """How the rank is shifted, and the call that was skipped or extra."""
+    departure = cause.departure or (cause.divergence.departure if cause.divergence is not None else None)
+    assert departure is not None
+    shift, reference = departure.shift, departure.expected
     if shift.kind == "repeated" or reference is None:
-        return shift, reference, cause.culprit_row
+        return shift, reference, departure.row
     return shift, reference, reference.rows[0]
 
 
 def _hang_row(view: JobView, cause: Cause) -> int:
-    """The call in which members of the group wait now, else the one in which the culprits do."""
+    """The call that members of the group are waiting in now, else the one that the culprits are waiting in."""
     members = [rank for rank in view.members[cause.group] if rank in view.first_waiting]
     in_group = [view.first_waiting[rank] for rank in members if view.group[view.first_waiting[rank]] == cause.group]
     culprits = [view.first_waiting[rank] for rank in cause.ranks if rank in view.first_waiting]

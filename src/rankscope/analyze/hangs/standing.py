@@ -1,4 +1,4 @@
-"""Where each rank's main thread stood when its stacks were written, and what that adds to a verdict about a hang."""
+"""Where each rank's main thread was when its stacks were written, and what that adds to a verdict about a hang."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ASKS_WHERE = frozenset(("rank-stuck", "rank-lost", "collective-stalled"))
 
 
 class Standing(NamedTuple):
-    """The newest that is known of one rank's main thread."""
+    """Where one rank's main thread was last seen."""
 
     rank: int
     time_ns: int
@@ -44,7 +44,7 @@ def standings_of(trace: Trace) -> dict[int, Standing]:
 
 
 def endings_of(trace: Trace) -> dict[int, Standing]:
-    """The ranks that an exception ended, as they stood when it was raised."""
+    """The ranks that ended with an exception, and where they raised it."""
     return {rank: standing for rank, standing in standings_of(trace).items() if _RAISED.match(standing.reason)}
 
 
@@ -55,19 +55,19 @@ def _find_standings(trace: Trace) -> dict[int, Standing]:
     history: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in mains.rows():
         history[row["rank"]].append(row)
-    found: dict[int, Standing] = {}
+    standings: dict[int, Standing] = {}
     for rank, rows in history.items():
         *earlier, last = sorted(_dated(rows), key=lambda row: (row["time_ns"], row["file_id"], row["section"]))
         point = int(points[last["stack_id"]])
         before = [row for row in earlier if last["time_ns"] - row["time_ns"] >= _SHORTEST_STAY_NS]
         has_stayed = bool(before) and int(points[before[-1]["stack_id"]]) == point
-        place = (point, last["stack_id"], last["site_id"])
-        found[rank] = Standing(rank, last["time_ns"], last["reason"], *place, has_stayed)
-    return found
+        stack, site = last["stack_id"], last["site_id"]
+        standings[rank] = Standing(rank, last["time_ns"], last["reason"], point, stack, site, has_stayed)
+    return standings
 
 
 def _dated(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Stacks that tell no time are at least as new as those before them in their file."""
+    """The rows with times: stacks without a time are at least as new as those before them in their file."""
     newest: dict[int, int] = {}
     dated = []
     for row in sorted(rows, key=lambda row: (row["file_id"], row["section"])):
@@ -82,27 +82,27 @@ def location_of_standing(trace: Trace, standing: Standing) -> Location | None:
 
 def standing_text(trace: Trace, standing: Standing) -> str:
     """`load_batch (data.py:31), inside read (ssl.py:1130)`."""
-    innermost = _frames(trace, standing)[:1]
+    innermost = frames_of(trace, standing)[:1]
     texts = [place_text(frame_location(trace, frame)) for frame in innermost]
-    own = location_of_standing(trace, standing)
-    if own is None:
+    location = location_of_standing(trace, standing)
+    if location is None:
         return texts[0] if texts else "a thread without Python frames"
-    inside = [text for text in texts if text != place_text(own)]
-    return ", inside ".join([place_text(own), *inside])
+    inside = [text for text in texts if text != place_text(location)]
+    return ", inside ".join([place_text(location), *inside])
 
 
 def is_in_collective(trace: Trace, standing: Standing) -> bool:
     files = trace.table("frames").text("file")
-    return any(_IN_COLLECTIVE.search(files[frame]) for frame in _frames(trace, standing))
+    return any(_IN_COLLECTIVE.search(files[frame]) for frame in frames_of(trace, standing))
 
 
-def _frames(trace: Trace, standing: Standing) -> list[int]:
+def frames_of(trace: Trace, standing: Standing) -> list[int]:
     stacks = trace.table("stacks")
     return frames_of_stack(stacks.array("stack_id"), stacks.array("frame_id"), standing.stack)
 
 
 def places(standings: Sequence[Standing]) -> list[list[Standing]]:
-    """Ranks that stand at the same point together, the rarest point first."""
+    """The ranks grouped by the point they are at, the rarest point first."""
     together: dict[int, list[Standing]] = defaultdict(list)
     for standing in sorted(standings):
         together[standing.point].append(standing)
@@ -120,22 +120,22 @@ def standing_stacks(trace: Trace, standings: Sequence[Standing], when: str = "")
 
 
 def with_standing(view: JobView, cause: Cause, finding: Finding) -> Finding:
-    """The finding, with where the culprits' main threads are now, if their stacks are at hand."""
+    """The finding, with where the culprits' main threads are now, if their stacks were collected."""
     trace = view.trace
     if cause.rule not in _ASKS_WHERE or not trace.has("thread_stacks"):
         return finding
-    found = standings_of(trace)
-    current = [found[rank] for rank in cause.ranks if rank in found and is_current(view, found[rank])]
+    by_rank = standings_of(trace)
+    current = [by_rank[rank] for rank in cause.ranks if rank in by_rank and is_current(view, by_rank[rank])]
     if not current:
         return finding
-    said = tuple(
+    lines = tuple(
         f"the main thread of {ranks_phrase([standing.rank for standing in group])} is in "
         f"{standing_text(trace, group[0])}"
         for group in places(current)[:_MAX_PLACES]
     )
     evidence = msgspec.structs.replace(
         finding.evidence,
-        certain=(*finding.evidence.certain, *said),
+        certain=(*finding.evidence.certain, *lines),
         stacks=(*standing_stacks(trace, current, "now"), *finding.evidence.stacks),
     )
     finding = msgspec.structs.replace(finding, evidence=evidence)
@@ -143,16 +143,16 @@ def with_standing(view: JobView, cause: Cause, finding: Finding) -> Finding:
 
 
 def _placed(trace: Trace, standing: Standing, finding: Finding) -> Finding:
-    """For ranks that came to no call, or left no record of it, the place where they stand is the answer."""
+    """The finding about ranks that did not make or record a call, with where they are now as the answer."""
     likely = f"rank {standing.rank} is stuck or busy there"
     advice = f"find out why rank {standing.rank} does not leave {standing_text(trace, standing)}"
     title = finding.title
     if _RAISED.match(standing.reason):
         title = title.replace(f"rank {standing.rank} ", f"rank {standing.rank} raised {standing.reason}; it ", 1)
         likely = f"rank {standing.rank} ended there: {standing.reason}"
-        advice = f"correct what raised on rank {standing.rank} in {standing_text(trace, standing)}"
+        advice = f"fix the exception on rank {standing.rank} in {standing_text(trace, standing)}"
     elif is_in_collective(trace, standing):
-        likely = f"rank {standing.rank} waits there in a call that its recorder does not show"
+        likely = f"rank {standing.rank} is waiting there in a call that its recorder does not show"
     return msgspec.structs.replace(
         finding,
         title=title,
@@ -163,7 +163,7 @@ def _placed(trace: Trace, standing: Standing, finding: Finding) -> Finding:
 
 
 def is_current(view: JobView, standing: Standing) -> bool:
-    """False for stacks that are older than the rank's newest call: it has gone on since."""
+    """False if the stack is older than the rank's newest call: the rank has moved since."""
     rows = view.rows_of(standing.rank)
     newest = int(view.calls.array("created_ns")[rows[-1]]) if len(rows) else MISSING
     return standing.time_ns == MISSING or standing.time_ns >= newest

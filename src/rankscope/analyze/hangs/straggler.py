@@ -1,4 +1,4 @@
-"""S201: ranks that are late to collectives again and again."""
+"""S201: ranks that are regularly late to collectives."""
 
 from __future__ import annotations
 
@@ -37,27 +37,26 @@ _HABIT_IF_CROWDED = (0.9, 1e-6)  # on a host with too few cores, where delays co
 def straggler(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """A rank joins its collectives late, step after step, and the others wait for it.
 
-    What it means: the time from the middle of the group to this rank's arrival is lost on all other ranks, in every
-    step. Lateness is measured at the moment of enqueuing, clocks aligned per host by the completions that hosts share.
+    What it means: all other ranks lose the time between their own arrival and this rank's arrival, in every step.
+    Lateness is measured when calls are enqueued. Host clocks are aligned by the completions that hosts share.
 
-    Why it happens: a slower device (heat, power, a neighbour), a slower host (data loading, garbage collection,
-    logging on one rank), more work on one rank.
+    Why it happens: a slower device (heat, power, other jobs on the host), a slower host (data loading, garbage
+    collection, logging on one rank), more work on one rank.
 
-    What to do: profile a step of this rank next to a step of another one; swap the host and see whether the
-    lateness moves with it.
+    What to do: profile one step of this rank and of another rank. Swap the host and see whether the lateness moves
+    with it.
 
-    What could fool it: a rank that is last because it was itself held up in another group: look at the group with the
-    largest loss, which is the one that is reported. Between hosts only lateness beyond the uncertainty of their clocks
-    counts; without completion times (gloo) the clocks of different hosts are taken as they are. On a host with more to
-    do than it has cores, ranks are late by chance: where the collector saw that ranks waited for a core for as long, a
-    rank is named only if it is the last nearly always. A ring that kept only a few steps shows no habit: the rule is
-    then listed as not checked, with the ring size that would do.
+    What could fool it: a rank that is late because it was itself delayed in another group; that is why the group with
+    the largest loss is reported. Across hosts, only lateness beyond the uncertainty of their clocks counts; without
+    completion times (gloo), the clocks of different hosts are used as they are. On a host with too few cores, ranks are
+    late by chance: if the collector saw ranks wait for a core that long, a rank is named only if it is almost always
+    the last. If the ring buffer kept only a few steps, the rule is listed as not checked, with the ring size to use.
     """
     view = job_view(trace)
     matrices = list(_group_matrices(view))
-    found = [late for rows in matrices if (late := _late_rank(view, rows)) is not None]
-    if found:
-        yield _finding(view, max(found, key=lambda late: late.lost_ns))
+    late_ranks = [late for rows in matrices if (late := _late_rank(view, rows)) is not None]
+    if late_ranks:
+        yield _finding(view, max(late_ranks, key=lambda late: late.lost_ns))
         return
     too_little = _too_little(view, n_most=max((rows.shape[1] for rows in matrices), default=0))
     if too_little:
@@ -98,7 +97,7 @@ def _group_matrices(view: JobView) -> Iterator[Array]:
 
 
 def _too_little(view: JobView, n_most: int) -> str:
-    """Why no habit could show in what was kept, and what would do; empty where one could. `n_most`: collectives."""
+    """Why there is too little data to find a straggler, and what to record; empty if there is enough."""
     ranks = view.trace.table("ranks")
     short = ranks.array("rank")[ranks.array("n_dropped") > 0].tolist()
     # Who dropped calls and kept few steps needs a larger ring; for all others the ring is not to blame.
@@ -106,16 +105,17 @@ def _too_little(view: JobView, n_most: int) -> str:
     n_steps, n_calls = min(kept, default=(_MIN_EVENTS, 0))
     if n_steps < _MIN_EVENTS:
         size = max(_USUAL_RING, math.ceil(n_calls * _ENOUGH_STEPS / max(n_steps, 1) / 1000) * 1000)
-        about = f"the ring kept {count_noun(n_calls, 'call')} of a rank, about {count_noun(max(n_steps, 1), 'step')}"
-        return f"{about}, and a habit shows in {_MIN_EVENTS} or more: record with TORCH_FR_BUFFER_SIZE={size}"
+        about = f"the ring buffer kept only {count_noun(n_calls, 'call')} per rank"
+        steps = f"about {count_noun(max(n_steps, 1), 'step')}; {_MIN_EVENTS} are needed"
+        return f"{about}, {steps}: record with TORCH_FR_BUFFER_SIZE={size}"
     if n_most < _MIN_EVENTS:
-        most = f"no group has more than {count_noun(n_most, 'collective')} that all its ranks finished"
-        return f"{most}: a habit shows in {_MIN_EVENTS} or more"
+        most = f"no group has more than {count_noun(n_most, 'collective')} that completed on all its ranks"
+        return f"{most}; {_MIN_EVENTS} are needed"
     return ""
 
 
 def _n_steps(view: JobView, rank: int) -> int:
-    """How often the rank made the calls that it makes now: what it called only when it began is no measure."""
+    """How many steps of the rank were kept: how often it made its recent calls, ignoring those of the startup."""
     tokens = programs_of(view.trace).token[view.rows_of(rank)]
     recent = np.unique(tokens[len(tokens) // 2 :])
     _, counts = np.unique(tokens[np.isin(tokens, recent)], return_counts=True)
@@ -176,7 +176,7 @@ def _is_habit(n_last: int, n_delayed: int, n_ranks: int, bounds: tuple[float, fl
 
 
 def _own_time_ns(view: JobView) -> Array:
-    """Per call: the time since the rank was released from its previous one, when the last member joined that."""
+    """Time of each call since the rank's previous one, counted from when the last member joined that one."""
     return derived(view.trace, _measure_own_time)
 
 
@@ -195,7 +195,7 @@ def _measure_own_time(trace: Trace) -> Array:
 
 
 def _clock_error_ns(view: JobView, rows: Array) -> float:
-    """How far apart the clocks of these ranks may be without our knowing; 0 on one host."""
+    """The uncertainty of these ranks' clocks against each other; 0 on one host."""
     table = view.trace.table("ranks")
     members = np.isin(table.array("rank"), view.rank[rows])
     hosts = set(table.text("host").take(np.flatnonzero(members)).tolist())
@@ -214,25 +214,25 @@ def _finding(view: JobView, late: Late) -> Finding:
     peers = [rank for rank in view.members[group] if rank != late.rank]
     lost = format_duration(late.lost_ns)
     worst_late = format_duration(int(late.lateness_ns.max()))
-    advice = (
-        f"profile one step of rank {late.rank} and of a peer side by side; check its host for load, heat, data loading"
-    )
+    advice = f"profile one step of rank {late.rank} and of a peer; check its host for load, heat and data loading"
+    waiting = f"{peers_phrase(peers, 'its')} in {group_text(view, group)}"
     return Finding(
         code="S201",
         rule="straggler",
         severity="warning",
         certainty="likely",
-        title=f"rank {late.rank} keeps its peers of {group_text(view, group)} waiting, {typical} each time",
+        title=f"rank {late.rank} keeps {waiting} waiting, {typical} each time",
         ranks=(late.rank,),
         group=group_ref(view, group),
         collective=collective_ref(view, usual),
         location=location_of(view, usual),
         evidence=Evidence(
             certain=(
-                f"it came last to {len(late.rows)} of {late.n_delayed} delayed collectives ({late.n_collectives} made)",
+                f"it was the last to join {len(late.rows)} of {late.n_delayed} delayed collectives "
+                f"({late.n_collectives} in total)",
                 f"worst: {worst_late} at seq {int(view.seq[worst])}, {call_text(view, worst)}",
             ),
-            likely=(f"{peers_phrase(peers, 'its')} lost {lost}{' together' * (len(peers) > 1)} waiting for it",),
+            likely=(f"{peers_phrase(peers, 'its')} lost {lost}{' in total' * (len(peers) > 1)} waiting for it",),
             facts={
                 "lateness_ns": int(median(late.lateness_ns)),
                 "n_late": len(late.rows),

@@ -14,8 +14,10 @@ import numpy as np
 
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.cause import Cause, blocked_by, first_join
+from rankscope.analyze.hangs.complete import from_complete
 from rankscope.analyze.hangs.divergence import Divergence, find_divergences
 from rankscope.analyze.hangs.group_names import find_group_orders
+from rankscope.analyze.hangs.left_out import left_out_runs
 from rankscope.analyze.hangs.lost_ranks import from_unknown, silent_losses
 from rankscope.analyze.hangs.programs import Programs, programs_of
 from rankscope.analyze.hangs.roots import roots_first
@@ -45,17 +47,23 @@ def find_causes(trace: Trace) -> list[Cause]:
     departed = [cause for cause in cyclic if cause.departure is not None and cause.rule != "order-deadlock"]
     ends = list(_from_absent(view, graph, programs))
     departed += [cause for cause in ends if cause.departure is not None]
+    runs = list(left_out_runs(view, graph, programs, {rank for cause in diverged for rank in cause.ranks}))
+    explained = {cause.ranks for cause in diverged if cause.divergence and cause.divergence.departure}
+    explained |= {run.ranks for run in runs}
+    departed = [*runs, *(cause for cause in departed if cause.ranks not in explained)]
     # Ranks of the same role know better than the past; and a call that does not fit explains the transfers after it.
-    by_siblings = any(cause.departure and cause.departure.expected.basis == "siblings" for cause in departed)
+    by_siblings = bool(runs) or any(
+        cause.departure and cause.departure.expected.basis == "siblings" for cause in departed
+    )
     if not diverged and not by_siblings:
         departed = list(_from_schedules(view, graph, trace)) or departed
     ordered = [
         *_from_group_order(view, trace),
         *sorted([*diverged, *departed], key=lambda cause: cause.time_ns),
-        *(cause for cause in cyclic if cause not in departed),
-        *(cause for cause in ends if cause not in departed),
+        *(cause for cause in cyclic if cause not in departed and cause.departure is None),
+        *(cause for cause in ends if cause not in departed and cause.departure is None),
         *sorted(
-            [*from_unknown(view, graph), *_from_complete(view, graph, {cause.match for cause in diverged})],
+            [*from_unknown(view, graph), *from_complete(view, graph, {cause.match for cause in diverged})],
             key=lambda cause: cause.time_ns,
         ),
         *_from_unpaired(view, graph),
@@ -75,7 +83,8 @@ def _as_far_as_recorded(view: JobView, cause: Cause) -> Cause:
 
 
 def _from_divergence(view: JobView, divergence: Divergence) -> Cause:
-    is_provable = divergence.basis in ("majority", "siblings") and divergence.shift is None
+    is_provable = divergence.basis in ("majority", "siblings") and divergence.departure is None
+    is_provable &= not divergence.may_be_skip
     if divergence.basis == "majority":  # of the members, not only of those whose calls are at hand
         rows = view.rows_of_match(view.collective_match[divergence.group, divergence.seq])
         whole = view.signatures.whole
@@ -100,9 +109,13 @@ def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycl
     # In small groups few are suspected; of a call of the whole world a thousand might be.
     calls = sorted(cycle.calls, key=lambda call: (len(view.members[call.group]), call.match))[:_MAX_CALLS]
     found = [_departed(view, programs, call, rank) for call in calls for rank in _suspects(call)]
-    departures = sorted((cause for cause in found if cause is not None), key=lambda cause: cause.time_ns)
+    departures = sorted((cause for cause in found if cause is not None), key=_by_kind_and_time)
     if departures:
         yield departures[0]
+        return
+    unanswered = _passed_by(view, cycle)
+    if unanswered is not None:
+        yield unanswered
         return
     odd = _odd_ranks(view, programs, cycle)
     call = min(cycle.calls, key=lambda call: first_join(view, call))
@@ -123,12 +136,43 @@ def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycl
     )
 
 
+def _by_kind_and_time(cause: Cause) -> tuple[bool, int]:
+    """Of a transfer without counterpart, the half that was left out before the half that was made once too often."""
+    is_extra = cause.departure is not None and cause.departure.shift.kind != "skipped"
+    return cause.rule == "p2p-unmatched" and is_extra, cause.time_ns
+
+
+def _passed_by(view: JobView, cycle: Cycle) -> Cause | None:
+    """A transfer whose other rank went on to a collective without it, where there is only one such rank."""
+    passed = [
+        (call, rank)
+        for call in cycle.calls
+        for rank, reason in call.held_up_by.items()
+        if call.is_p2p
+        and reason == "absent"
+        and not view.is_p2p[view.first_waiting.get(rank, call.match)]
+        and rank in view.first_waiting
+    ]
+    if len({rank for _, rank in passed}) != 1:
+        return None
+    call, rank = passed[0]
+    return Cause(
+        rule="p2p-unmatched",
+        ranks=(rank,),
+        group=call.group,
+        seq=call.seq,
+        certainty="likely",
+        time_ns=first_join(view, call),
+        match=call.match,
+        culprit_row=view.first_waiting[rank],
+        peer_row=view.first_waiting[call.waiting[0]],
+        calls=tuple(call for call, _ in passed),
+    )
+
+
 def _is_order_alone(view: JobView, cycle: Cycle) -> bool:
-    """False where a receive waits: its send may come later, or may have been left out."""
-    if not any(call.is_p2p for call in cycle.calls):
-        return True
-    ops = view.calls.text("op")
-    return all(ops[view.first_waiting[rank]] == "send" for rank in cycle.ranks)
+    """False where a transfer lacks its other half, which may come later, or may have been left out."""
+    return not any(call.is_p2p and "absent" in call.held_up_by.values() for call in cycle.calls)
 
 
 def _suspects(call: WaitingCall) -> list[int]:
@@ -139,7 +183,7 @@ def _suspects(call: WaitingCall) -> list[int]:
 
 def _departed(view: JobView, programs: Programs, call: WaitingCall, rank: int) -> Cause | None:
     """The rank left out the very call that others wait in, or made one that nobody answers."""
-    departure = programs.departure(rank, _siblings(view, rank))
+    departure = programs.departure(rank)
     if departure is None or departure.shift.kind == "swapped":
         return None
     has_skipped = departure.shift.kind == "skipped"
@@ -187,10 +231,10 @@ def _from_group_order(view: JobView, trace: Trace) -> Iterator[Cause]:
             ranks=order.ranks,
             group=group,
             seq=1,
-            certainty="certain",
+            certainty="likely" if order.usual_name else "certain",
             time_ns=int(view.created[row]) if row != MISSING else 0,
             culprit_row=row,
-            calls=tuple(call for call in wait_graph(trace).calls.values() if call.group == group),
+            calls=tuple(call for call in wait_graph(trace).calls.values() if call.group in (group, order.group)),
             order=order,
         )
 
@@ -219,15 +263,6 @@ def _from_schedules(view: JobView, graph: WaitGraph, trace: Trace) -> Iterator[C
         )
 
 
-def _siblings(view: JobView, rank: int) -> list[int]:
-    """Ranks that may run the same program: those of the rank's smallest groups first."""
-    groups = sorted(
-        (members for members in view.members if rank in members), key=lambda members: (len(members), members)
-    )
-    ordered = dict.fromkeys(other for members in groups for other in members if other != rank and other in view.dumped)
-    return list(ordered)
-
-
 def _odd_ranks(view: JobView, programs: Programs, cycle: Cycle) -> tuple[int, ...]:
     """Who is out of order: the smaller side of the cycle, else whoever left its usual order, else all of them."""
     sides: dict[int, set[int]] = defaultdict(set)
@@ -245,7 +280,7 @@ def _odd_ranks(view: JobView, programs: Programs, cycle: Cycle) -> tuple[int, ..
 
 
 def _has_departed(view: JobView, programs: Programs, rank: int) -> bool:
-    departure = programs.departure(rank, _siblings(view, rank))
+    departure = programs.departure(rank)
     if departure is None:
         return False
     # A step that comes seldom differs from the past too, so that alone must point at the very call that waits.
@@ -308,54 +343,6 @@ def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: di
     )
 
 
-def _from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Iterator[Cause]:
-    """All members have joined, their calls fit, and still it does not end: the device or the network."""
-    n_signatures = view.trace.table("matches").array("n_signatures")
-    calls = [call for call in graph.complete_calls() if call.match not in diverged]
-    for call in sorted(calls, key=lambda call: (first_join(view, call), call.match)):
-        row = view.first_waiting[call.waiting[0]]
-        joined = {int(view.rank[row]) for row in view.rows_of_match(call.match)}
-        members = set(view.members[call.group]) if not call.is_p2p else joined
-        # Counters show that they joined, but what they called is lost: it may not have fitted.
-        unseen = members - joined
-        lagging = _not_completed(view, call)
-        if lagging:
-            row = view.first_waiting[min(lagging)]
-        yield Cause(
-            rule=_uneven_rule(view, call) if n_signatures[call.match] > 1 else "collective-stalled",
-            ranks=tuple(sorted(lagging or unseen or _not_started(view, call) or members)),
-            group=call.group,
-            seq=call.seq,
-            certainty="likely" if lagging else "possible" if unseen else "certain",
-            time_ns=first_join(view, call),
-            match=call.match,
-            culprit_row=row,
-            peer_row=row,
-            calls=(call,),
-            has_completed=completed_by(view, call.match) if lagging else (),
-        )
-
-
-def _not_completed(view: JobView, call: WaitingCall) -> set[int]:
-    """The ranks that wait in a call which others of its ranks have completed."""
-    return set(call.waiting) if completed_by(view, call.match) else set()
-
-
-def completed_by(view: JobView, match: int) -> tuple[int, ...]:
-    """The ranks whose own records say that they completed the call; one that is only `retired` may have failed."""
-    rows = view.rows_of_match(match)
-    own = view.is_done[rows] & view.calls.text("state").equals("completed")[rows]
-    return tuple(sorted(view.rank[rows[own]].tolist()))
-
-
-def _uneven_rule(view: JobView, call: WaitingCall) -> str:
-    rows = view.rows_of_match(call.match)
-    if not call.is_p2p and len(set(view.signatures.op[rows].tolist())) > 1:
-        return "op-mismatch"
-    sizes = set(view.signatures.size[rows].tolist())
-    return "size-mismatch" if len(sizes) > 1 else "dtype-mismatch"
-
-
 def _from_unpaired(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
     """Transfers whose other side is not recorded (a receive from anyone): all that is known is that they wait."""
     rows = [row for rank, row in view.first_waiting.items() if rank not in graph.call_of_rank]
@@ -369,13 +356,6 @@ def _from_unpaired(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
             time_ns=int(view.created[row]),
             culprit_row=row,
         )
-
-
-def _not_started(view: JobView, call: WaitingCall) -> set[int]:
-    """With timing on, the ranks whose kernel has not even begun while others' has."""
-    rows = view.rows_of_match(call.match)
-    started = view.calls.array("started_ns")[rows] > 0
-    return {int(rank) for rank in view.rank[rows[~started]]} if started.any() and not started.all() else set()
 
 
 def causes_of(trace: Trace) -> list[Cause]:

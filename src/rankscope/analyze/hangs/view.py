@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -85,6 +86,15 @@ class JobView:
         return [tuple(ranks[bounds[i] : bounds[i + 1]].tolist()) for i in range(len(bounds) - 1)]
 
     @cached_property
+    def groups_of(self) -> dict[int, list[int]]:
+        """Per rank the groups it is a member of."""
+        groups: dict[int, list[int]] = defaultdict(list)
+        for group, members in enumerate(self.members):
+            for rank in members:
+                groups[rank].append(group)
+        return groups
+
+    @cached_property
     def windows(self) -> dict[tuple[int, int], Window]:
         table = self.trace.table("group_progress")
         names = ("group_id", "rank", "first_seq", "last_seq", "last_completed", "known")
@@ -132,6 +142,13 @@ class JobView:
     def cut(self) -> frozenset[int]:
         """Ranks of which only the older part of the dump could be read."""
         return ranks_cut(self.trace)
+
+    @cached_property
+    def headless(self) -> frozenset[int]:
+        """The ends of batches whose transfers the ring has dropped: they look like collectives, and are none."""
+        op = self.calls.text("op").equals("coalesced")
+        first = (rows[0] for rank in self.ranks if len(rows := self.rows_of(rank)))
+        return frozenset(int(row) for row in first if op[row] and not self.is_p2p[row])
 
     @cached_property
     def has_file(self) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Puts causes into words: what all findings about a hang have in common."""
+"""What all findings about a hang have in common: title, evidence and notes of a cause."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHORTEST_WAIT_NS = 1_000_000_000
 
 
 def findings_of(trace: Trace, code: str, describe: Describe) -> Iterator[Finding | Effect]:
-    """The causes that fall under a rule, each put into words by `describe`."""
+    """One finding for each cause of the rule, made by `describe`."""
     view = job_view(trace)
     for cause in causes_of(trace):
         if cause.rule == RULES[code].name:
@@ -35,7 +35,7 @@ def findings_of(trace: Trace, code: str, describe: Describe) -> Iterator[Finding
 
 
 def make_finding(view: JobView, cause: Cause, title: str, evidence: Evidence, help_text: str) -> Finding:
-    """The finding of a cause; the call that is shown is the peers', who did what the program wanted."""
+    """The finding of a cause. It shows the call of the peers, as they did what the program wanted."""
     shown = cause.peer_row if cause.peer_row != MISSING else cause.culprit_row
     return Finding(
         code=next(rule.code for rule in RULES.values() if rule.name == cause.rule),
@@ -54,7 +54,7 @@ def make_finding(view: JobView, cause: Cause, title: str, evidence: Evidence, he
 
 
 def make_evidence(view: JobView, cause: Cause, n_named: int, **parts: Any) -> Evidence:
-    """Adds what every cause has: how long it has been waited, and who else is blocked beyond the ranks it names."""
+    """The evidence with what every cause has: how long ranks have waited, and how many more ranks are blocked."""
     notes = (*parts.pop("notes", ()), *_blocked_note(cause, n_named), *_blind_note(view, cause))
     return Evidence(notes=notes, waiting_ns=waited_ns(view, cause.match), n_blocked=len(cause.blocked), **parts)
 
@@ -63,23 +63,23 @@ def _blocked_note(cause: Cause, n_named: int) -> tuple[str, ...]:
     n_others = len(cause.blocked) - n_named
     if n_others <= 0:
         return ()
-    return (f"{count_noun(n_others, 'more rank')} {waits(n_others)} for these: effects, not listed (--all)",)
+    return (f"{count_noun(n_others, 'more rank')} {'is' if n_others == 1 else 'are'} blocked by this",)
 
 
 def _blind_note(view: JobView, cause: Cause) -> tuple[str, ...]:
     if cause.group not in view.blind_groups:
         return ()
-    return (f"{blind_backend(view, cause.group)}: the verdict rests on who has made which call",)
+    return (f"{blind_backend(view, cause.group)}: the verdict is based on which ranks made which calls",)
 
 
 def blind_backend(view: JobView, group: int) -> str:
-    """`backend ucc does not record whether calls complete`, of a group in which that is so."""
+    """`backend ucc does not record whether calls complete`, for one of the view's blind groups."""
     name = view.blind_groups[group]
     return f"{f'backend {name}' if name else 'this backend'} does not record whether calls complete"
 
 
 def waited_ns(view: JobView, match: int) -> int | None:
-    """How long the call has been waited in, as far as the records tell: they do not say when the dump was written."""
+    """How long ranks have waited in the call, as far as recorded: dumps do not say when they were written."""
     if match == MISSING:
         return None
     rows = [row for row in view.rows_of_match(match).tolist() if not view.is_done[row]]
@@ -92,7 +92,7 @@ def waited_ns(view: JobView, match: int) -> int | None:
 
 
 def normal_rows(view: JobView, cause: Cause) -> list[int]:
-    """The calls of the members that are not to blame, at the position in question."""
+    """The calls at this position of the members that are not to blame."""
     rows = view.rows_of_match(cause.match).tolist() if cause.match != MISSING else []
     return [row for row in rows if int(view.rank[row]) not in cause.ranks]
 
@@ -103,17 +103,17 @@ def compare_with(view: JobView, cause: Cause, peers: Sequence[int], odd: Sequenc
         return None
     culprits = list(odd or cause.ranks)
     sides = [(side_label(peers), peers), (side_label(culprits), culprits)]
-    # Where operation and sizes agree, only the lines tell the two sides apart.
+    # If operation and sizes agree, only the lines show how the two sides differ.
     return compare_sides(view, cause.group, cause.seq, sides, with_lines=cause.rule == "call-skipped")
 
 
 def peers_phrase(peers: Sequence[int], whose: str = "") -> str:
-    """`its 63 peers`; a single one by its rank."""
+    """`its 63 peers`; `rank 0` for a single peer."""
     return f"rank {peers[0]}" if len(peers) == 1 else f"{whose} {count_noun(len(peers), 'peer')}".strip()
 
 
-def waits(number: int) -> str:
-    return "waits" if number == 1 else "wait"
+def are_waiting(number: int) -> str:
+    return "is waiting" if number == 1 else "are waiting"
 
 
 def has(number: int) -> str:

@@ -1,1 +1,1 @@
-"""What profiler traces tell about the host: operators, launches, waits."""
+"""What profiler traces show about the host: operators, launches, waits."""

@@ -1,4 +1,4 @@
-"""Which range lies in which: operators (and modules, annotations) of a thread as a tree, without a loop over them."""
+"""Which range is inside which: operators (and modules, annotations) of a thread as a tree, without a loop over them."""
 
 from __future__ import annotations
 
@@ -209,11 +209,11 @@ def _build_op_tree(trace: Trace) -> OpTree:
 
 @metric("call_tree", "call_tree", needs=("ops",))
 def call_tree(trace: Trace, selection: Selection) -> Table:
-    """One row per operator: the one that called it, its depth, its own time, and the kernels launched below it.
+    """One row per operator: its caller, its depth, its self time, and the kernels launched below it.
 
-    An operator lies in the operator of its thread in which it starts. Where one reaches beyond the end of the operator
-    around it (rounded times do that), the part beyond counts for neither. Kernels belong to the innermost operator that
-    launched them; `below` adds those of all operators inside.
+    An operator is a child of the operator on its thread in which it starts. If it ends after its parent (because of
+    rounded times), the part beyond counts for neither. Kernels belong to the innermost operator that launched them;
+    `below` adds those of all nested operators.
     """
     tree = op_tree(trace)
     nesting, columns = tree.nesting, tree.columns

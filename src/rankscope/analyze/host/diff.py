@@ -1,4 +1,4 @@
-"""Two captures side by side: which operators and kernels came, went, or take another time."""
+"""Two captures side by side: which operators and kernels are new, gone, or take a different time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _UNUSED = _Use(0, 0)
 
 
 def compare_captures(before: Trace, after: Trace, selection: Selection = EVERYTHING) -> Table:
-    """One row per operator and kernel name of either capture, the largest change of time first.
+    """One row per operator and kernel name of either capture, the largest change in time first.
 
-    Counts and times are sums over the selected ranks and steps of each capture. Where the captures differ in ranks or
-    steps, choose the same number of each: nothing is scaled.
+    Counts and times are sums over the selected ranks and steps of each capture. If the captures have different numbers
+    of ranks or steps, select the same number of each: nothing is scaled.
     """
     old, new = _uses(before, selection), _uses(after, selection)
     rows = [_row(*key, old.get(key, _UNUSED), new.get(key, _UNUSED)) for key in old.keys() | new.keys()]

@@ -1,4 +1,4 @@
-"""Times in which a device ran nothing, and whether it was the host's doing."""
+"""Times when a device ran nothing, and whether the host caused them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _LAUNCH_PACE_NS = 500_000
 
 @metric("gaps", "idle_gaps", needs=("kernels",))
 def idle_gaps(trace: Trace, selection: Selection) -> Table:
-    """One row per time in which a device ran nothing on any of its streams, with what the next kernel had waited for.
+    """One row per time in which a device ran nothing on any of its streams, with what the next kernel waited for.
 
-    A gap runs from the end of all work before to the start of the next kernel. Its cause: `device` when that kernel had
-    been launched before the gap, or began later after its launch than the launch came; else `data` when the launching
-    thread spent at least half of the gap in a data loader; `sync` when it had been waiting for the device when that ran
-    dry (host_waits), for at least half as long as the gap then lasted: without the wait it would have come that much
-    earlier; `launch` when it was launching without pause, each launch taking longer than the kernel before ran; and
-    `host` when it did something else. It is `unknown` where the launch is not in the trace.
+    A gap runs from the end of all earlier work to the start of the next kernel. Its cause is `device` if that kernel
+    had been launched before the gap, or if the delay after its launch is longer than the wait for the launch; else
+    `data` if the launching thread spent at least half of the gap in a data loader; `sync` if that thread was waiting
+    for the device (host_waits) when it ran out of work, for at least half as long as the gap lasted: without the wait
+    it would have launched that much earlier; `launch` if it was launching without a pause, each launch taking longer
+    than the previous kernel ran; and `host` if it did something else. It is `unknown` if the launch is not in the
+    trace.
     """
     trace.table("host_waits")
     sql = f"""

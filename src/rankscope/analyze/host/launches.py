@@ -1,4 +1,4 @@
-"""Launches: what they cost the host, how soon their kernels run, and how many wait in the queue of a stream."""
+"""Launches: what they cost the host, how soon their kernels run, and how many wait in a stream's queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LAUNCH_SETTINGS = {"slow_us": 50, "delay_us": 100}
 
 
 def _launches(selection: Selection) -> str:
-    """One row per launch. A graph's launch has many kernels, and so have some accelerators' commands."""
+    """One row per launch. A graph launch has many kernels, and so do the commands of some accelerators."""
     return f"""
         WITH launched AS (
             SELECT file_id, rank, call_id, arg_min(name, start_ns) AS kernel, count(*) AS n_kernels,
@@ -26,11 +26,11 @@ def _launches(selection: Selection) -> str:
 
 @metric("launches", "launch_stats", needs=("kernels", "runtime_calls"))
 def launch_stats(trace: Trace, selection: Selection) -> Table:
-    """One row per call that launched work on the device: the time of the call, of its kernels, and between both.
+    """One row per call that launched work on the device: the time of the call, of its kernels, and in between.
 
-    Every call counts whose work is in the trace: kernel launches of the runtime and of the driver (Triton), of CUDA and
-    of HIP, graph launches, copies and fills. delay_ns runs from the end of the call to the start of its first kernel
-    and is 0 where the kernel began during the call.
+    Every call whose work is in the trace counts: kernel launches by the runtime and by the driver (Triton), CUDA and
+    HIP, graph launches, copies and fills. delay_ns runs from the end of the call to the start of its first kernel and
+    is 0 if the kernel started during the call.
     """
     sql = f"{_launches(selection)} ORDER BY rank, start_ns, file_id, call_id"
     return table_from_query(trace, "launch_stats", sql)
@@ -40,8 +40,8 @@ def launch_stats(trace: Trace, selection: Selection) -> Table:
 def launch_summary(trace: Trace, selection: Selection) -> Table:
     """One row per rank: how many of its launches took longer than their kernels, how many were slow, how many waited.
 
-    n_short counts launches whose kernels ran for less time than the call, n_slow calls longer than the setting slow_us,
-    n_delayed kernels that began later than delay_us after the call. See the metric `launches` for the single ones.
+    n_short counts launches whose kernels took less time than the call, n_slow calls longer than the setting slow_us,
+    n_delayed kernels that started more than delay_us after the call. The metric `launches` lists single launches.
     """
     sql = f"""
         SELECT rank, count(*) AS n_launches, sum(n_kernels) AS n_kernels, count(*) FILTER (gpu_ns < cpu_ns) AS n_short,
@@ -55,7 +55,7 @@ def launch_summary(trace: Trace, selection: Selection) -> Table:
 
 
 def _queue_series(selection: Selection) -> str:
-    """The length of each stream's queue from each moment to the next; what earlier steps had queued is in it."""
+    """The length of each stream's queue over time, including what earlier steps had queued."""
     return f"""
         WITH launched AS (
             SELECT file_id, rank, device, stream, call_id, min(launch_start_ns) AS launch_ns,
@@ -80,9 +80,9 @@ def _queue_series(selection: Selection) -> str:
 def queue_length(trace: Trace, selection: Selection) -> Table:
     """One row per change of a stream's launch queue: how many launches wait in it from then on.
 
-    A launch enters the queue of its stream when its call begins and leaves it when its first kernel there begins; a
-    graph counts once per stream. Kernels whose launch is not in the trace are left out. An empty queue while the
-    device idles says that the host is late.
+    A launch enters its stream's queue when its call starts and leaves it when its first kernel there starts; a graph
+    counts once per stream. Kernels whose launch is not in the trace are left out. If the queue is empty while the
+    device is idle, the host is late.
     """
     sql = f"{_queue_series(selection)} ORDER BY rank, file_id, device, stream, time_ns"
     return table_from_query(trace, "queue_length", sql)
@@ -90,10 +90,10 @@ def queue_length(trace: Trace, selection: Selection) -> Table:
 
 @metric("queue_summary", "queue_summary", needs=("kernels", "runtime_calls"))
 def queue_summary(trace: Trace, selection: Selection) -> Table:
-    """One row per rank and stream: mean length of its launch queue over time, and how long it gets.
+    """One row per rank and stream: the mean length of its launch queue over time, and how long it gets.
 
-    The mean weighs each length by how long it lasted; median and 95th percentile are over the changes, as the metric
-    `queue` lists them.
+    The mean weights each length by how long it lasted; median and 95th percentile are over the changes that the metric
+    `queue` lists.
     """
     sql = f"""
         SELECT rank, device, stream, count(*) AS n_changes,
@@ -110,8 +110,8 @@ def queue_blocked(trace: Trace, selection: Selection) -> Table:
     """One row per rank and stream: how long its launch queue was full, so that the host waited inside a launch.
 
     Full means at or above the setting max_queue (CUDA takes about 1024 launches). All streams of all ranks are listed,
-    also those that never were full. blocked_pct is the share of the time between the first and the last change of any
-    queue of the rank.
+    including those that were never full. blocked_pct is the share of the time between the first and the last change of
+    any of the rank's queues.
     """
     sql = f"""
         WITH lengths AS (

@@ -8,7 +8,7 @@ from rankscope.model.database import database
 from rankscope.model.finding import Severity, format_duration, format_ranks, ranks_phrase
 from rankscope.model.tables import Trace
 
-NOTABLE_SHARE = 0.03  # of the step; less is not worth anybody's time
+NOTABLE_SHARE = 0.03  # of the step; less is not worth looking at
 SIZEABLE_SHARE = 0.10
 
 
@@ -34,7 +34,7 @@ class Losses(NamedTuple):
 
     @property
     def severity(self) -> Severity:
-        """Where few ranks of many suffer, the job waits for them: what that costs is another rule's to say."""
+        """If only a few of many ranks lose time, the job waits for them: another rule reports what that costs."""
         return "warning" if self.ranks[0].share >= SIZEABLE_SHARE and 2 * len(self.ranks) >= self.n_ranks else "info"
 
     @property
@@ -47,7 +47,7 @@ class Losses(NamedTuple):
 
     @property
     def cost(self) -> str:
-        """`31 % of the step (8.2 ms)`, of the worst rank where there are several."""
+        """`31 % of the step (8.2 ms)`, of the worst rank if there are several."""
         return self.amount if len(self.ranks) == 1 else f"{self.amount} on rank {self.ranks[0].rank}"
 
     @property
@@ -97,7 +97,7 @@ FROM windows AS w LEFT JOIN lost AS l USING (file_id, rank) GROUP BY rank
 
 
 def losses_of(trace: Trace, events: str) -> Losses | None:
-    """What the events of a query (file_id, rank, step, lost_ns) cost each rank; None where none loses much."""
+    """What the events of a query (file_id, rank, step, lost_ns) cost each rank; None if no rank loses much."""
     losses = [Loss(*row) for row in database(trace).execute(_LOSSES.format(events=events)).fetchall()]
     notable = [loss for loss in losses if loss.share >= NOTABLE_SHARE]
     notable.sort(key=lambda loss: (-loss.share, loss.rank))

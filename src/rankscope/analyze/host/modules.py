@@ -25,15 +25,20 @@ _FROM_ANNOTATIONS = f"""
 """
 
 
-@metric("modules", "module_breakdown", needs=())
+def _has_modules(trace: Trace) -> bool:
+    queries = (_FROM_STACKS, _FROM_ANNOTATIONS)
+    return any(database(trace).execute(f"{query} LIMIT 1").fetchall() for query in queries)
+
+
+@metric("modules", "module_breakdown", needs=("profiles",), has_rows=_has_modules)
 def module_breakdown(trace: Trace, selection: Selection) -> Table:
     """One row per rank and module: its host time, and the device time of the kernels launched inside it.
 
-    Modules are Python calls of nn.Module where the trace has them (with_stack=True, read with --stacks), else
-    annotations that are named like modules (Net.forward, layers.0.mlp). Kernels count for the innermost module around
-    their launch on the launching thread, and in the columns with `below` for every module around it. Kernels of the
-    backward pass are launched outside of all modules; they count, in the columns with `backward`, for the modules
-    around the forward operator that has the same sequence number.
+    Modules are Python calls of nn.Module if the trace has them (with_stack=True, read with --stacks), else annotations
+    named like modules (Net.forward, layers.0.mlp). Kernels count for the innermost module around their launch on the
+    launching thread, and in the columns with `below` for every module around it. Kernels of the backward pass are
+    launched outside all modules; in the columns with `backward` they count for the modules around the forward operator
+    with the same sequence number.
     """
     from_stacks = bool(database(trace).execute(f"{_FROM_STACKS} LIMIT 1").fetchall())
     source = _FROM_STACKS if from_stacks else _FROM_ANNOTATIONS
@@ -64,7 +69,7 @@ def module_breakdown(trace: Trace, selection: Selection) -> Table:
 
 
 def _launched_in(trace: Trace, nesting: Nesting, source: str) -> tuple[Array, ...]:
-    """Number and time of the kernels whose innermost module each one is."""
+    """Number and time of the kernels for which each module is the innermost one."""
     kernels = fetch(
         trace,
         f"""SELECT t.thread, k.launch_start_ns, k.duration_ns

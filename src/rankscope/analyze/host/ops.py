@@ -9,11 +9,11 @@ from rankscope.model.tables import Table, Trace
 
 @metric("ops", "op_breakdown", needs=("ops",))
 def op_breakdown(trace: Trace, selection: Selection) -> Table:
-    """One row per rank and operator name: host time, host time of its own, and the device time that it caused.
+    """One row per rank and operator name: total host time, self time, and the device time it caused.
 
-    total_ns leaves out a run that lies in another run of the same name, so that recursion counts once; self_ns is the
-    time outside of all operators inside. Kernels count for the operator that launched them (n_kernels, kernel_ns) and,
-    in the columns with `below`, for every operator around it.
+    total_ns leaves out calls inside another call of the same name, so that recursion counts once; self_ns is the time
+    outside nested operators. Kernels count for the operator that launched them (n_kernels, kernel_ns) and, in the
+    columns with `below`, for every operator around it.
     """
     trace.table("call_tree")  # makes it visible to SQL
     sql = f"""
@@ -31,9 +31,9 @@ def op_breakdown(trace: Trace, selection: Selection) -> Table:
 def kernel_sequences(trace: Trace, selection: Selection) -> Table:
     """One row per sequence of kernels under an operator, the most frequent first: what could become one kernel.
 
-    Of the operators whose name contains the setting `operator` and that cause at least `min_kernels` kernels, the
-    outermost ones count, each with all kernels launched in it, in order of their start. Runs of an operator with the
-    same kernels in the same order are one row.
+    Counted are the outermost operators whose name contains the setting `operator` and that launch at least
+    `min_kernels` kernels, each with all kernels launched in it, in order of their start. Calls of an operator with the
+    same kernels in the same order share one row.
     """
     trace.table("call_tree")
     sql = f"""
@@ -62,11 +62,12 @@ def kernel_sequences(trace: Trace, selection: Selection) -> Table:
 
 @metric("op_delays", "op_kernel_delays", needs=("ops", "kernels"))
 def op_kernel_delays(trace: Trace, selection: Selection) -> Table:
-    """One row per aten operator and the kernels of a run: how long until the launch, how long until the kernel.
+    """One row per aten operator and the kernels of a call: how long until the launch, how long until the kernel.
 
-    A kernel counts for the innermost aten operator around its launch; a run is known by the names of its kernels in
-    order of their start. Both times are of the run's first launch: from the start of the operator to the start of the
-    launch, and from there to the start of the kernel. Kernels whose launch is not in the trace are left out.
+    A kernel counts for the innermost aten operator around its launch; calls are grouped by the names of their kernels
+    in order of their start. Both times are for the first launch of the call: from the start of the operator to the
+    start of the launch, and from there to the start of the kernel. Kernels whose launch is not in the trace are left
+    out.
     """
     trace.table("call_tree")
     sql = f"""

@@ -1,4 +1,4 @@
-"""Which of the Python functions that a profiler traced are the user's own code, and where they stand."""
+"""Which of the Python functions in a profiler trace are the user's own code, and where they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P311 to P314: the device idles, or the host waits, because of how work is launched."""
+"""P311 to P314: the device is idle, or the host waits, because of how work is launched."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ _SAMPLED_WAITS = 500
 
 @rule("P311", "launch-bound", needs=("kernels", "runtime_calls"))
 def launch_bound(trace: Trace) -> Iterator[Finding | Effect]:
-    """The device idles between short kernels because launching them takes longer than running them.
+    """The device is idle between short kernels because launching them takes longer than running them.
 
-    What it means: the host launches without pause, yet each launch, with the Python and the dispatch before it, takes
-    longer than the kernel before runs; so the device runs dry between them. The cost is the sum of these gaps.
+    What it means: the host launches without a pause, but each launch, including the Python and dispatch before it,
+    takes longer than the previous kernel runs, so the device runs out of work in between. The cost is the sum of these
+    gaps.
 
     Why it happens: many small operators: small batches or tensors, optimizers that go parameter by parameter,
-    normalisation and activation written as chains of elementwise operators, eager mode on a slow or shared CPU.
+    normalization and activation written as chains of elementwise operators, eager mode on a slow or shared CPU.
 
     What to do: launch fewer and larger kernels: torch.compile (mode="reduce-overhead" uses CUDA graphs),
-    torch.cuda.graph, fused or foreach optimizers, larger batches. `rankscope metrics PATH sequences` lists the chains
-    of kernels that recur, `rankscope metrics PATH launches` the single launches.
+    torch.cuda.graph, fused or foreach optimizers, larger batches. `rankscope metrics PATH sequences` lists recurring
+    chains of kernels, `rankscope metrics PATH launches` the single launches.
 
     What could fool it: the profiler slows the host down, most of all with with_stack and record_shapes; without it the
-    gaps are smaller. A gap counts when the thread had launched something within the last 500 us and was not held up
-    by a wait for the device.
+    gaps are smaller. A gap counts if the thread launched something within the last 500 us and was not held up by a wait
+    for the device.
     """
     losses = _gap_losses(trace, "SELECT file_id, rank, step, duration_ns AS lost_ns FROM gaps WHERE cause = 'launch'")
     if losses is None:
@@ -51,14 +52,14 @@ def launch_bound(trace: Trace) -> Iterator[Finding | Effect]:
         "P311",
         losses,
         title=f"{losses.who} {verb(losses, 'launches', 'launch')} kernels more slowly than the device runs them: "
-        f"it idles {losses.cost}",
+        f"it is idle {losses.cost}",
         evidence=Evidence(
             certain=(
                 f"{count_noun(worst.n, 'gap')} on rank {worst.rank}, median {format_duration(pace.gap_ns)}",
-                f"around them a launch comes every {format_duration(pace.interval_ns)}, "
-                f"a kernel takes {format_duration(pace.kernel_ns)} (medians)",
+                f"around these gaps, the host launches a kernel every {format_duration(pace.interval_ns)}, "
+                f"and a kernel takes {format_duration(pace.kernel_ns)} (medians)",
             ),
-            likely=(f"most of the idling comes before kernels of {', '.join(operators)}",) if operators else (),
+            likely=(f"most of the idle time is before kernels of {', '.join(operators)}",) if operators else (),
             notes=_profiler_note(trace),
             cost_pct=losses.cost_pct,
             cost_ns=losses.cost_ns,
@@ -71,19 +72,19 @@ def launch_bound(trace: Trace) -> Iterator[Finding | Effect]:
 
 @rule("P312", "queue-full", needs=("kernels", "runtime_calls"))
 def queue_full(trace: Trace) -> Iterator[Finding | Effect]:
-    """The host is so far ahead that the device's launch queue is full, and waits inside its launches.
+    """The host is so far ahead that the device's launch queue is full, and it waits inside its launches.
 
-    What it means: about a thousand launches wait for their stream, so that every further launch blocks until one has
-    begun. The device has work enough; the host cannot do anything else meanwhile.
+    What it means: about a thousand launches are waiting for their stream, so every further launch blocks until one of
+    them has started. The device has enough work; the host cannot do anything else in the meantime.
 
-    Why it happens: the device is the bottleneck and nothing in the step makes the host wait earlier; or a stream
-    waits for a collective while the host goes on launching behind it.
+    Why it happens: the device is the bottleneck and nothing in the step makes the host wait earlier; or a stream waits
+    for a collective while the host keeps launching behind it.
 
-    What to do: nothing for the device's sake. Where the same thread also loads data, logs or checks results, that
-    work is delayed: move it to another thread, or launch fewer kernels (CUDA graphs count as one launch).
+    What to do: nothing, as far as the device is concerned. If the same thread also loads data, logs or checks results,
+    that work is delayed: move it to another thread, or launch fewer kernels (a CUDA graph counts as one launch).
 
-    What could fool it: launches count from the start of their call to the start of their kernel; the true limit of the
-    queue differs between drivers.
+    What could fool it: launches count from the start of their call to the start of their kernel; the actual limit of
+    the queue differs between drivers.
     """
     trace.table("queue_blocked")
     rows = (
@@ -104,12 +105,12 @@ def queue_full(trace: Trace) -> Iterator[Finding | Effect]:
         rule="queue-full",
         severity="info",
         certainty="certain",
-        title=f"the launch queue of {ranks_phrase(culprits)} is full up to {blocked_pct:.0f} % of the time: "
+        title=f"the launch queue of {ranks_phrase(culprits)} is full for up to {blocked_pct:.0f} % of the time: "
         "the host waits inside its launches",
         ranks=culprits,
         evidence=Evidence(
             certain=(f"stream {stream} of device {device}, rank {rank}: full for {format_duration(blocked_ns)}",),
-            notes=("the device has work enough meanwhile: this costs nothing unless the host has other things to do",),
+            notes=("the device has enough work: this costs nothing unless the host has other things to do",),
             facts={
                 "streams": [
                     dict(zip(("rank", "device", "stream", "blocked_ns", "blocked_pct"), row, strict=True))
@@ -126,18 +127,19 @@ def queue_full(trace: Trace) -> Iterator[Finding | Effect]:
 def host_syncs(trace: Trace) -> Iterator[Finding | Effect]:
     """The host waits for the device inside the step, and the device then waits for the host.
 
-    What it means: a call that needs a result from the device (a value, a shape, a copy, a synchronisation) stops the
-    host until the device has done all work given to it. When the host goes on, nothing is queued: the device idles
-    until the next launch. Only this idling is counted, and for each wait no more than it lasted.
+    What it means: a call that needs a result from the device (a value, a shape, a copy, a synchronization) stops the
+    host until the device has finished all its work. When the host continues, nothing is queued: the device is idle
+    until the next launch. Only this idle time is counted, and for each wait no more than it lasted.
 
     Why it happens: .item(), .cpu(), float(loss), printing a tensor, nonzero and boolean masks, an `if` on a tensor,
     copies from or to memory that is not pinned, torch.cuda.synchronize() for timing.
 
-    What to do: take results later and less often (log every 100 steps), keep them on the device (torch.where instead
-    of `if`), copy with non_blocking=True from pinned memory, remove timing synchronisations.
+    What to do: read results later and less often (log every 100 steps), keep them on the device (torch.where instead of
+    `if`), copy with non_blocking=True from pinned memory, remove synchronization for timing.
 
-    What could fool it: a wait at the end of a step whose next step first loads data: the device would have idled
-    anyway. The line of code is known only where Python calls were recorded (with_stack=True) and read (--stacks).
+    What could fool it: a wait at the end of a step, if the next step starts with data loading: the device would have
+    been idle anyway. The line of code is known only if Python calls were recorded (with_stack=True) and read
+    (--stacks).
     """
     trace.table("sync_calls")
     losses = _gap_losses(
@@ -155,19 +157,19 @@ def host_syncs(trace: Trace) -> Iterator[Finding | Effect]:
         "P313",
         losses,
         title=f"{losses.who} {verb(losses, 'waits', 'wait')} for the device in {first.what}, "
-        f"which then idles {losses.cost}",
+        f"which is then idle {losses.cost}",
         evidence=Evidence(
             certain=tuple(
-                f"{site.what}: {count_noun(site.n, 'wait')}, after {site.n_idle:,} of them the device idled, "
-                f"{format_duration(site.idle_ns)} in all"
+                f"{site.what}: {count_noun(site.n, 'wait')}; the device was idle after {site.n_idle:,} of them, "
+                f"{format_duration(site.idle_ns)} in total"
                 for site in sites[:_MAX_SHOWN]
             ),
-            notes=() if location else ("the line of code: record with with_stack=True and read with --stacks",),
+            notes=() if location else ("to see the line of code, record with with_stack=True and read with --stacks",),
             cost_pct=losses.cost_pct,
             cost_ns=losses.cost_ns,
             facts={**losses.facts, "sites": [site._asdict() for site in sites[:16]]},
         ),
-        help="take results from the device later and less often; non_blocking=True copies from pinned memory; "
+        help="read results from the device later and less often; copy from pinned memory with non_blocking=True; "
         "`rankscope metrics PATH syncs` lists all waits",
         location=location,
     )
@@ -177,17 +179,17 @@ def host_syncs(trace: Trace) -> Iterator[Finding | Effect]:
 def launch_delay(trace: Trace) -> Iterator[Finding | Effect]:
     """Kernels start long after their launch although the device has nothing to do.
 
-    What it means: the launch call had returned, no stream of this process ran anything, and still the kernel began
-    more than 100 us later. The cost is the sum of these delays.
+    What it means: the launch call had returned and no stream of this process was running anything, but the kernel
+    started more than 100 us later. The cost is the sum of these delays.
 
     Why it happens: another process uses the same device (another job, a second rank on it by mistake, a display or
-    inference server) and the device switches between them; power saving; a driver that is short of CPU time.
+    inference server) and the device switches between them; power saving; a driver that gets too little CPU time.
 
-    What to do: look at nvidia-smi (or rocm-smi) for other processes on the device, check that each rank has a device
-    of its own (LOCAL_RANK), set the device to exclusive mode, turn on persistence mode.
+    What to do: check nvidia-smi (or rocm-smi) for other processes on the device, make sure that each rank has its own
+    device (LOCAL_RANK), set the device to exclusive mode, turn on persistence mode.
 
-    What could fool it: kernels that are not in the trace, because the profiler dropped events or the trace was thinned
-    out. Delays are not counted where the numbers of the launches show that others may lie between them.
+    What could fool it: kernels missing from the trace, because the profiler dropped events or the trace was sampled.
+    Delays are not counted where the launch numbers show that others may be missing in between.
     """
     losses = _gap_losses(
         trace,
@@ -203,10 +205,10 @@ def launch_delay(trace: Trace) -> Iterator[Finding | Effect]:
     yield _finding(
         "P314",
         losses,
-        title=f"kernels of {losses.who} start late although the device is free: it idles {losses.cost}",
+        title=f"kernels of {losses.who} start late although the device is free: it is idle {losses.cost}",
         evidence=Evidence(
             certain=(
-                f"{count_noun(worst.n, 'kernel')} of rank {worst.rank} began long after the launch had returned, "
+                f"{count_noun(worst.n, 'kernel')} of rank {worst.rank} started long after the launch had returned, "
                 f"{format_duration(worst.lost_ns // worst.n)} on average",
             ),
             likely=("another process uses the same device",),
@@ -215,7 +217,7 @@ def launch_delay(trace: Trace) -> Iterator[Finding | Effect]:
             facts=losses.facts,
         ),
         help="look for other processes on the device (nvidia-smi, rocm-smi); "
-        "check that every rank has a device of its own (LOCAL_RANK)",
+        "check that every rank has its own device (LOCAL_RANK)",
     )
 
 
@@ -226,7 +228,7 @@ def _finding(code: str, losses: Losses, **parts: Any) -> Finding:
 
 
 def _gap_losses(trace: Trace, events: str) -> Losses | None:
-    """What events over `gaps` cost: the idle gaps of those traces that have enough launches to speak of."""
+    """What events over `gaps` cost: the idle gaps of those traces that have enough launches."""
     trace.table("idle_gaps")  # makes it visible to SQL
     return losses_of(
         trace,
@@ -261,7 +263,7 @@ def _launch_pace(trace: Trace, rank: int) -> _Pace:
 
 
 def _gap_operators(trace: Trace, rank: int) -> list[str]:
-    """The operators before whose kernels the device idles longest."""
+    """The operators with the longest device idle time before their kernels."""
     sql = f"""
         SELECT o.name FROM idle_gaps AS g JOIN kernels AS k USING (file_id, rank, kernel_id)
         JOIN ops AS o ON o.file_id = k.file_id AND o.rank = k.rank AND o.op_id = k.op_id
@@ -278,7 +280,7 @@ def _profiler_note(trace: Trace) -> tuple[str, ...]:
         for column, setting in (("has_stacks", "with_stack"), ("has_shapes", "record_shapes"))
         if profiles.array(column).any()
     ]
-    return (f"the profiler itself slowed the launches down ({' and '.join(used)})",) if used else ()
+    return (f"the profiler itself slows launches down ({' and '.join(used)})",) if used else ()
 
 
 class _Site(NamedTuple):
@@ -307,7 +309,7 @@ def _wait_sites(trace: Trace, losses: Losses) -> list[_Site]:
 
 
 def _line_of_waits(trace: Trace, losses: Losses) -> Location | None:
-    """The line of the user's code that the costliest waits share most; known only where Python calls were read."""
+    """The line of the user's code that most of the costliest waits share; known only if Python calls were read."""
     sql = f"""
         WITH costly AS (
             SELECT w.file_id, w.rank, w.tid, w.call_id, w.start_ns, least(g.duration_ns, w.duration_ns) AS idle_ns

@@ -1,4 +1,4 @@
-"""Where the host waits for the device: the calls, the operators that made them, and the idling that followed."""
+"""Where the host waits for the device: the calls, the operators that made them, and the idle time that followed."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _RANGES = """
 def host_waits(trace: Trace, selection: Selection) -> Table:
     """One row per call in which the host waited for the device, with the operator and the annotation around it.
 
-    These are the calls that synchronise with a stream, an event or the whole device, copies that block by definition
-    (cudaMemcpy), and copies from the device to the host whose call came back only after the copy had ended, which is
-    what a copy to pageable memory does.
+    These are calls that synchronize with a stream, an event or the whole device, copies that block by definition
+    (cudaMemcpy), and copies from the device to the host whose call returned only after the copy had ended, as a copy to
+    pageable memory does.
     """
     sql = f"""
         SELECT w.file_id, w.rank, w.call_id, w.name, coalesce(w.tid, {MISSING}) AS tid, w.start_ns, w.duration_ns,
@@ -91,11 +91,11 @@ def _annotations_around(trace: Trace, thread: Array, time: Array) -> list[str]:
 
 @metric("syncs", "sync_calls", needs=("runtime_calls",))
 def sync_calls(trace: Trace, selection: Selection) -> Table:
-    """One row per rank, waiting call and operator: how long the host waited, and how long the device idled after.
+    """One row per rank, waiting call and operator: how long the host waited, and how long the device was idle after it.
 
-    A wait harms nothing as long as the device has work; it costs what the device idles afterwards because nothing was
-    ready for it, and no more than it lasted itself, since without it the host would have been only that much earlier.
-    n_idle and idle_ns count that over the gaps of the table idle_gaps whose cause is the wait. See the metric
+    A wait does no harm as long as the device has work. It costs the time the device is idle afterward because nothing
+    was queued, and no more than the wait itself lasted, since without it the host would have been only that much
+    earlier. n_idle and idle_ns count that over the gaps in the table idle_gaps whose cause is the wait. See the metric
     `host_waits` for what counts as a wait.
     """
     trace.table("host_waits")

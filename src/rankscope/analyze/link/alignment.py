@@ -39,7 +39,7 @@ class Track(NamedTuple):
 def align(left: Track, right: Track) -> Array:
     """For each element of the left track its place in the right one, or MISSING. Places rise.
 
-    One track may be a small part of the other. In a loop whose passes nothing tells apart, nothing is found.
+    One track may be a small part of the other. In a loop whose passes all look alike, nothing is found.
     """
     partner = np.full(left.n_rows, _NOT_MATCHED)
     if not left.n_rows or not right.n_rows or _are_other_steps(left, right):
@@ -81,7 +81,7 @@ def _is_done(partner: Array, n_right: int) -> bool:
 
 
 def _levels(track: Track) -> tuple[Array, Array, Array]:
-    """What tells elements apart, the most telling first. Shapes are not always recorded, nor all callers."""
+    """What distinguishes elements, the most distinctive first. Shapes are not always recorded, nor all callers."""
     return _mixed(track.name, track.caller, track.shapes), _mixed(track.name, track.caller), track.name
 
 

@@ -1,4 +1,4 @@
-"""Why operators of an execution trace are not in the profiler trace, and what is said of it."""
+"""Why operators of an execution trace are not in the profiler trace, and how that is reported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankscope.model.finding import Certainty, Severity, count_noun, ranks_phras
 from rankscope.model.tables import Trace
 
 _BOTH = (
-    "give both to one profiler: profile(execution_trace_observer=ExecutionTraceObserver().register_callback(PATH), ...)"
+    "run both in one profiler: profile(execution_trace_observer=ExecutionTraceObserver().register_callback(PATH), ...)"
 )
 
 
@@ -23,30 +23,30 @@ class Reason(NamedTuple):
 
 REASONS = {
     "different-run": Reason(
-        "the execution trace and the profiler trace are of different runs",
-        "the process, the time of recording or the names of the operators are others",
-        "put the traces of one run into the folder, and no others",
+        "the execution trace and the profiler trace come from different runs",
+        "the process, the recording time or the operator names differ",
+        "keep only the traces of one run in the folder",
         certainty="likely",
     ),
     "no-overlap": Reason(
-        "the execution trace and the profiler trace are of different steps",
-        "both count operators, but one had ended before the other began",
+        "the execution trace and the profiler trace cover different steps",
+        "both number operators, but one ended before the other began",
         _BOTH,
     ),
     "no-observer": Reason(
         "the observer did not run while the profiler did",
-        "the profiler trace has no numbers of record functions, which it notes only while an observer runs",
+        "the profiler trace has no record function ids, which it writes only while an observer runs",
         _BOTH,
     ),
     "no-profile": Reason(
-        "there is no profiler trace beside the execution trace",
-        "execution traces hold no times of their own",
+        "the execution trace has no matching profiler trace",
+        "execution traces contain no times",
         _BOTH,
     ),
     "no-operators": Reason(
         "the profiler trace has no operators",
-        "it was recorded of the device alone, or is cut off before the first operator",
-        "profile with ProfilerActivity.CPU as well",
+        "only the device was recorded, or the trace is cut off before the first operator",
+        "profile with ProfilerActivity.CPU too",
     ),
     "no-operators-observed": Reason(
         "the execution trace has no operators",
@@ -54,32 +54,32 @@ REASONS = {
         _BOTH,
     ),
     "no-ids": Reason(
-        "the traces have no common numbers",
-        "operators were found by the order of their names on each thread",
-        "record with a newer torch: since 2024 both traces note the same numbers",
+        "the traces have no common ids",
+        "operators were matched by the order of their names on each thread",
+        "record with a newer torch: since 2024 both traces contain the same ids",
         certainty="likely",
     ),
     "partial": Reason(
         "the observer recorded more than the profiler",
-        "the other operators have numbers before the profiler's first or after its last",
+        "the ids of the other operators are before the profiler's first or after its last",
         _BOTH,
         severity="info",
     ),
     "cut": Reason(
         "the profiler trace is cut off",
         "its file ends before the trace does",
-        "copy it again if the original is whole; a process has to live until its profiler has written everything",
+        "copy it again if the original is complete; a process must not exit before its profiler has written everything",
     ),
     "lost": Reason(
-        "the profiler trace lacks operators of the execution trace",
-        "the traces count the same operators, but the profiler trace lacks many of them",
-        "profile all threads with ProfilerActivity.CPU, and look for what was taken out of the trace since",
+        "operators of the execution trace are missing from the profiler trace",
+        "the traces number the same operators, but many are missing from the profiler trace",
+        "profile all threads with ProfilerActivity.CPU, and check whether the trace was edited later",
     ),
 }
 
 
 def sentence(why: str, pairs: Iterable[dict[str, Any]]) -> str:
-    """What is amiss with the traces of some ranks, all for the same reason, and what comes of it."""
+    """What is wrong with the traces of some ranks, all for the same reason, and the effect."""
     pairs = list(pairs)
     n_missing = sum(pair["n_linkable"] - pair["n_linked"] for pair in pairs)
     effect = f"so {count_noun(n_missing, 'operator has', 'operators have')} no times"
@@ -90,7 +90,7 @@ def sentence(why: str, pairs: Iterable[dict[str, Any]]) -> str:
 
 
 def why_missing(trace: Trace) -> dict[int, str]:
-    """The reason by execution trace, a key of REASONS; those of which nothing is missing or amiss are left out."""
+    """The reason by execution trace, a key of REASONS; those where nothing is missing or wrong are left out."""
     files = trace.table("files")
     cut = set(files.array("file_id")[files.text("status").equals("damaged")].tolist())
     profiled = set(trace.table("profiles").array("rank").tolist())
@@ -99,7 +99,7 @@ def why_missing(trace: Trace) -> dict[int, str]:
 
 
 def is_without_operators(pair: dict[str, Any]) -> bool:
-    """Annotations alone, as those of steps, are not what one records an execution trace for."""
+    """Annotations alone, such as those of steps, are not what an execution trace is recorded for."""
     return not pair["n_operators"]
 
 

@@ -25,19 +25,20 @@ _TO_THE_ROOT = ("reduce", "gather")
 def link_rate_low(trace: Trace) -> Iterator[Finding]:
     """Operators of an execution trace were not found in the profiler trace of the same rank.
 
-    What it means: an execution trace has operators with their inputs but without times; a profiler trace has the
-    times. Where an operator is not found in both, it has no duration, no kernels and no place in the order of time, and
-    a simulator does not get it.
+    What it means: an execution trace has operators with their inputs but without times; a profiler trace has the times.
+    An operator that is not found in both has no duration, no kernels and no position in time, and is not passed on to a
+    simulator.
 
-    Why it happens: the two files are of different runs; observer and profiler recorded different steps; the observer
-    was not running while the profiler was; the traces are from before 2024 and have no common numbers; the profiler
-    trace is cut off or recorded only the device.
+    Why it happens: the two files come from different runs; observer and profiler recorded different steps; the observer
+    was not running while the profiler was; the traces are from before 2024 and have no common ids; the profiler trace
+    is cut off or recorded only the device.
 
     What to do: start observer and profiler together. torch.profiler does that with execution_trace_observer=...; then
     both cover the same steps and every operator is found. Keep the files of one run in one folder.
 
-    What could fool it: traces without common numbers are aligned by the sequence of names on each thread. Two runs of
-    the same program look alike to that: then the links are right by name and place, but the times are of another run.
+    What could fool it: traces without common ids are aligned by the sequence of names on each thread. Two runs of the
+    same program look the same that way: then the links are right by name and position, but the times come from another
+    run.
     """
     reasons = why_missing(trace)
     by_reason: dict[str, list[dict[str, Any]]] = {}
@@ -45,7 +46,7 @@ def link_rate_low(trace: Trace) -> Iterator[Finding]:
         if pair["n_operators"] and pair["link_pct"] < LOW_LINK_PCT:
             by_reason.setdefault(reasons[pair["file_id"]], []).append(pair)
     for why, pairs in by_reason.items():
-        # Who records no times at all may want none, as for a replay.
+        # A capture without any times may not need them, for example for a replay.
         is_wanted = why != "no-profile" or trace.has("profiles")
         yield _low(why, pairs, REASONS[why].severity if is_wanted else "info")
 
@@ -63,7 +64,7 @@ def _low(why: str, pairs: Sequence[dict[str, Any]], severity: Severity) -> Findi
         title=sentence(why, pairs),
         ranks=ranks,
         evidence=Evidence(
-            certain=(*map(_found, pairs[:_MAX_SHOWN]), *((f"and {n_more:,} more",) if n_more > 0 else ())),
+            certain=(*map(_linked_text, pairs[:_MAX_SHOWN]), *((f"and {n_more:,} more",) if n_more > 0 else ())),
             likely=() if is_certain else (reason.because,),
             notes=(reason.because,) if is_certain else (),
             facts={
@@ -75,31 +76,32 @@ def _low(why: str, pairs: Sequence[dict[str, Any]], severity: Severity) -> Findi
     )
 
 
-def _found(pair: dict[str, Any]) -> str:
-    # Cut, not rounded: what is low never looks like the limit.
+def _linked_text(pair: dict[str, Any]) -> str:
+    # Cut, not rounded: a low rate never looks like the limit.
     share = f"{100 * pair['n_linked'] // pair['n_linkable']} %"
-    found = f"rank {pair['rank']}: {pair['n_linked']:,} of {count_noun(pair['n_linkable'], 'operator')} found ({share})"
+    text = f"rank {pair['rank']}: {pair['n_linked']:,} of {count_noun(pair['n_linkable'], 'operator')} found ({share})"
     if pair["n_outside"]:
-        found += f", {pair['n_outside']:,} from before or after the profiler's steps"
+        text += f", {pair['n_outside']:,} from before or after the profiler's steps"
     if pair["n_wrong_names"]:
-        found += f", {count_noun(pair['n_wrong_names'], 'number')} under another name"
-    return found
+        text += f", {count_noun(pair['n_wrong_names'], 'id')} under a different name"
+    return text
 
 
 @rule("L505", "no-operators", needs=("et_traces",))
 def no_operators(trace: Trace) -> Iterator[Finding]:
-    """An execution trace has no operators: there is nothing to link, to replay or to export.
+    """An execution trace has no operators: there is nothing to link, replay or export.
 
-    What it means: the file is whole and can be read, but all it has are the nodes that every execution trace begins
+    What it means: the file is complete and readable, but contains only the nodes that every execution trace starts
     with: the process, its threads, the list of process groups.
 
     Why it happens: the observer was started and stopped at the wrong moments: it was registered but never started, it
     was stopped before the step did anything, or it was started after the training loop had ended.
 
-    What to do: let the profiler start and stop it: profile(execution_trace_observer=...) observes exactly the steps
-    that are profiled. `rankscope record` does that.
+    What to do: let the profiler start and stop it: profile(execution_trace_observer=...) observes exactly the profiled
+    steps. `rankscope record` does that.
 
-    What could fool it: a process that computes nothing with torch in the observed steps, as one that only loads data.
+    What could fool it: a process that computes nothing with torch in the observed steps, such as one that only loads
+    data.
     """
     empty = [pair for pair in trace.table("et_pairs").rows() if is_without_operators(pair)]
     if not empty:
@@ -116,7 +118,7 @@ def no_operators(trace: Trace) -> Iterator[Finding]:
         ranks=ranks,
         evidence=Evidence(
             certain=tuple(
-                f"rank {pair['rank']}: {count_noun(pair['n_nodes'], 'node')}, none of which is an operator"
+                f"rank {pair['rank']}: {count_noun(pair['n_nodes'], 'node')}, but no operators"
                 for pair in empty[:_MAX_SHOWN]
             ),
             facts={"n_nodes": {str(pair["rank"]): pair["n_nodes"] for pair in empty}},
@@ -127,54 +129,56 @@ def no_operators(trace: Trace) -> Iterator[Finding]:
 
 @rule("L502", "collectives-disagree", needs=("et_traces", "et_collectives"))
 def collectives_disagree(trace: Trace) -> Iterator[Finding]:
-    """The execution traces of a group's members have different collectives at the same place.
+    """The execution traces of a group's members have different collectives at the same position.
 
-    What it means: counted from the first collective of the group, the ranks called different operations, or gave
-    different numbers of bytes where these have to be equal. A simulator that is fed with these traces waits for ever,
-    and so would the job.
+    What it means: counted from the first collective of the group, the ranks called different operations, or passed
+    different numbers of bytes where these have to be equal. A simulator that runs these traces waits forever, and so
+    would the job.
 
-    Why it happens: the observers were started at different moments, so that the traces begin at different calls; one
-    trace is cut off; a rank really took another branch.
+    Why it happens: the observers were started at different moments, so the traces begin at different calls; one trace
+    is cut off; a rank really took a different branch.
 
     What to do: start the observers at the same step on all ranks (the profiler's schedule does that). If the steps are
-    the same, look at the code of the rank that differs; dumps of the Flight Recorder tell its line.
+    the same, look at the code of the rank that differs; Flight Recorder dumps have its line.
 
-    What could fool it: gloo's traces do not name the group of a call; it is concluded from the threads that ran it. A
-    wrong conclusion makes sequences differ: the finding then says that the group was concluded.
+    What could fool it: gloo traces do not name the group of a call; it is inferred from the threads that ran it. A
+    wrong guess makes sequences differ: the finding then says that the group was inferred.
     """
-    for found in disagreements(trace)[:_MAX_SHOWN]:
-        yield _disagreement(found)
+    for difference in disagreements(trace)[:_MAX_SHOWN]:
+        yield _disagreement(difference)
 
 
-def _disagreement(found: Disagreement) -> Finding:
-    """The odd ones are those of whom there are fewest; where nobody is outnumbered, all are."""
+def _disagreement(difference: Disagreement) -> Finding:
+    """The culprits are the smallest side; if no side is smaller, all of them."""
     sides: dict[str, list[int]] = {}
-    for call in found.calls:
+    for call in difference.calls:
         sides.setdefault(_call_text(call), []).append(call.rank)
     ordered = sorted(sides.items(), key=lambda side: len(side[1]))
     (odd_call, odd), (usual_call, usual) = ordered[0], ordered[-1]
-    inferred = ("which group the calls belong to was concluded from the threads that ran them",)
-    hangs = ("the members of a group have to call the same: a simulator waits here for ever",)
+    inferred = ("the group of these calls was inferred from the threads that ran them",)
+    hangs = ("all members of a group have to make the same call: a simulator waits here forever",)
     return Finding(
         code="L502",
         rule="collectives-disagree",
         severity="warning",
-        certainty="likely" if found.is_inferred else "certain",
+        certainty="likely" if difference.is_inferred else "certain",
         title=f"{ranks_phrase(odd)} called {odd_call} where {ranks_phrase(usual)} called {usual_call}",
-        ranks=tuple(sorted(odd if len(odd) < len(usual) else (call.rank for call in found.calls))),
-        group=GroupRef(found.group_name, "", tuple(json.loads(found.group_ranks or "[]")), found.is_inferred),
+        ranks=tuple(sorted(odd if len(odd) < len(usual) else (call.rank for call in difference.calls))),
+        group=GroupRef(
+            difference.group_name, "", tuple(json.loads(difference.group_ranks or "[]")), difference.is_inferred
+        ),
         evidence=Evidence(
-            certain=() if found.is_inferred else hangs,
-            likely=inferred if found.is_inferred else (),
+            certain=() if difference.is_inferred else hangs,
+            likely=inferred if difference.is_inferred else (),
             comparison=Comparison(
                 "call",
-                (str(found.place),),
+                (str(difference.place),),
                 tuple(Side(ranks_phrase(ranks), tuple(ranks), (call,)) for call, ranks in ordered),
                 mark=0,
             ),
-            facts={"place": found.place, "nodes": {str(call.rank): call.node_id for call in found.calls}},
+            facts={"place": difference.place, "nodes": {str(call.rank): call.node_id for call in difference.calls}},
         ),
-        help="record the same steps on all ranks; if they are the same, a rank took another branch",
+        help="record the same steps on all ranks; if they are the same, a rank took a different branch",
     )
 
 
@@ -187,19 +191,19 @@ def _call_text(call: RankCall) -> str:
 
 @rule("L503", "durations-inflated", needs=("et_traces", "profiles"))
 def durations_inflated(trace: Trace) -> Iterator[Finding | Skipped]:
-    """The observer ran while operators were timed: short ones took several times as long as they usually do.
+    """The observer ran while operators were timed: short ones took several times longer than usual.
 
-    What it means: noting every input and output of an operator takes time, and the profiler counts it as time of the
-    operator. Times on the host are 2 to 5 times as long as in a run without the observer; those of kernels are right.
+    What it means: recording every input and output of an operator takes time, and the profiler counts it as the
+    operator's. Host times are 2 to 5 times as long as in a run without the observer; kernel times are right.
 
-    Why it happens: it is how the two traces get common numbers: both have to run at once.
+    Why it happens: this is how the two traces get common ids: both have to run at the same time.
 
-    What to do: profile a few more steps without the observer, as `rankscope record` does, and put their traces beside
+    What to do: profile a few more steps without the observer, as `rankscope record` does, and put their traces next to
     the others: `rankscope link DIR` and `rankscope export DIR --to chakra` then take the durations from them, and this
-    is not told. Traces in another folder are given with --durations-from.
+    finding goes away. Pass traces in another folder with --durations-from.
 
-    What could fool it: that the observer ran is known; how much longer operators took is not, where no clean steps of
-    the same process are in the capture.
+    What could fool it: it is known that the observer ran; how much longer operators took is not, unless the capture has
+    clean steps of the same process.
     """
     paired = [pair for pair in trace.table("et_pairs").rows() if pair["n_linked"] and pair["n_operators"]]
     if not paired:
@@ -215,43 +219,42 @@ def durations_inflated(trace: Trace) -> Iterator[Finding | Skipped]:
         rule="durations-inflated",
         severity="info",
         certainty="certain" if all(pair["method"] == "id" for pair in affected) else "likely",
-        title=f"{ranks_phrase(ranks)}: operators took longer than usual, as the observer ran",
+        title=f"{ranks_phrase(ranks)}: operators took longer than usual because the observer was running",
         ranks=ranks,
         evidence=Evidence(
-            certain=("times of kernels are right; those of operators on the host include the observer's own",),
+            certain=("kernel times are right; the times of operators on the host include the observer",),
         ),
-        help="profile two more steps without the observer and put their trace beside the others, "
-        "or give it with --durations-from",
+        help="profile two more steps without the observer and put their trace next to the others, "
+        "or pass it with --durations-from",
     )
 
 
 def _inflated_files(trace: Trace) -> set[int]:
-    """Execution traces of which clean steps in the capture do not give nearly all durations."""
+    """Execution traces for which clean steps in the capture do not provide nearly all durations."""
     trace.table("et_links")  # made now, so that the query sees it
-    found = database(trace).execute(
+    rows = database(trace).execute(
         f"""SELECT file_id FROM et_links WHERE profile_id IS NOT NULL GROUP BY file_id
             HAVING count(*) FILTER (is_inflated) > {_FEW_INFLATED} * count(*)"""
     )
-    return {file_id for (file_id,) in found.fetchall()}
+    return {file_id for (file_id,) in rows.fetchall()}
 
 
 @rule("L504", "kernels-untied", needs=("et_traces", "kernels"))
 def kernels_untied(trace: Trace) -> Iterator[Finding]:
-    """Kernels that no operator of the execution trace could be found for.
+    """Some kernels have no operator in the execution trace.
 
-    What it means: a kernel belongs to the innermost operator that launched it: found by the number that both have, and
-    where there is none, by the call into the runtime and the operator that was open on its thread. Kernels without an
-    operator stand alone in the linked trace: nothing says what they wait for.
+    What it means: a kernel belongs to the innermost operator that launched it: found by the id that both have, or
+    without an id by the runtime call and the operator that was open on its thread. Kernels without an operator are
+    isolated in the linked trace: nothing says what they wait for.
 
-    Why it happens: the launch was before the profiler started; the trace has no calls into the runtime; the kernel was
-    launched outside of all operators, as libraries do that call CUDA themselves; CUDA graphs whose launch was not
-    recorded.
+    Why it happens: the launch was before the profiler started; the trace has no runtime calls; the kernel was launched
+    outside all operators, as libraries that call CUDA themselves do; CUDA graphs whose launch was not recorded.
 
     What to do: profile with both ProfilerActivity.CPU and ProfilerActivity.CUDA, and with a warm-up step, so that the
-    first recorded kernels were launched within the recorded window.
+    first recorded kernels are launched within the recorded window.
 
     What could fool it: a custom operator that is not registered with torch launches kernels under the operator around
-    it; these are tied, to that one.
+    it; these are attached to that one.
     """
     trace.table("et_links")  # made now, so that the query sees it
     counted = (
@@ -280,7 +283,7 @@ def kernels_untied(trace: Trace) -> Iterator[Finding]:
         evidence=Evidence(
             certain=(
                 f"{n_untied:,} of {count_noun(n_kernels, 'kernel')} have no operator, most often {untied[0][4]}",
-                f"{n_uncalled:,} of these without the call into the runtime that launched them",
+                f"for {n_uncalled:,} of these, the runtime call that launched them is missing too",
             ),
             facts={"n_kernels": n_kernels, "n_untied": n_untied, "n_without_launch": n_uncalled},
         ),

@@ -1,4 +1,4 @@
-"""Pipeline bubbles: how long each stage waits for its neighbours."""
+"""Pipeline bubbles: how long each stage waits for its neighbors."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ from rankscope.analyze.device.events import fetch, percent
 from rankscope.analyze.intervals import total_ns, union
 from rankscope.analyze.metric import Selection, metric
 from rankscope.analyze.path.links import Links, links_of
-from rankscope.analyze.path.stages import stage_column
+from rankscope.analyze.path.stages import stage_column, stages_of
 from rankscope.analyze.path.work import Job, Work, aligned, job_of
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
 
-@metric("bubbles", "pipeline_bubbles", needs=("comms",))
+def _has_stages(trace: Trace) -> bool:
+    return bool(stages_of(trace))
+
+
+@metric("bubbles", "pipeline_bubbles", needs=("comms",), has_rows=_has_stages)
 def bubbles(trace: Trace, selection: Selection) -> Table:
-    """One row per rank of a pipeline and step: how long it stood still because a neighbouring stage was not there yet.
+    """One row per pipeline rank and step: how long it waited because a neighboring stage was not ready.
 
-    The stage of a rank follows from the transfers: in each step the first one between two neighbours goes forward.
-    Where they are not known it is the rank's place in a group that is described as a pipeline (pp).
+    A rank's stage follows from the transfers: in each step, the first one between two neighbors goes forward. If they
+    are unknown, it is the rank's position in a group that is described as a pipeline (pp).
 
-    The step of a rank ends when its host and its device are done with it, and begins where the step before ended. The
-    compute stream stands still for a transfer or collective from the end of the work before, but not before the next
-    work was launched, to the end of the communication that this waits for. Up to the arrival of the last member that is
-    waiting: bubble_ns if for a transfer, wait_ns if for a collective; after it data move: transfer_ns. A bubble is thus
-    the step less computation, communication that is not waiting, waiting for collectives, and idle_ns: what the host
-    and the device need for themselves.
+    A rank's step ends when its host and its device are done with it, and starts where the previous step ended. The
+    compute stream is blocked by a transfer or collective from the end of its previous work (or from the launch of the
+    next work, if that is later) to the end of the communication it waits for. Until the last member arrives, that is
+    waiting: bubble_ns for a transfer, wait_ns for a collective; after that, data moves: transfer_ns. So a bubble is the
+    step minus computation, communication that moves data, waiting for collectives, and idle_ns: the time the host and
+    the device need for themselves.
 
     The last member is the one that was in the call for the shortest time, so no common clock is needed. Without
-    synchronisation events (cuda_sync) what the compute stream waited for is concluded from when things ended.
+    synchronization events (cuda_sync), what the compute stream waited for is inferred from when things ended.
     """
     job, links = job_of(trace), links_of(trace)
     stage = stage_column(trace, job.processes.rank)

@@ -32,26 +32,26 @@ _HOST_ORDER, _AFTER_LAUNCH, _STREAM_ORDER, _DEVICE = range(len(_REASONS))
 def critical_path(trace: Trace, selection: Selection) -> Table:
     """One row per piece of the critical path through all ranks, in order of time; the pieces add up to the window.
 
-    The path is found backwards, from the end of the last event of the last step: at each thing it asks what ended last
-    of all that had to end before this could start, and goes on there.
-    - Work on a device waits for the work before on its stream, for the events its stream was told to wait for, and for
-      its launch. The time between the last of these and its start is kernel-gap, or launch if the launch was the last.
-    - A launch waits for its host, which was busy since it last returned from a wait for the device (synchronising
-      calls, blocking copies, launches into a full queue). There the path goes on with the work that was waited for; the
-      rest of the call is sync. Threads of a process that do not launch while another one waits, as those of forward and
-      backward, count as one.
-    - A collective or transfer waits for its last member: the path goes on with that rank, at its arrival, so that only
-      the time in which data moved is on it.
-    - What a host does is told by its outermost operators and calls; what lies in a data loader is data-loading.
+    The path is found backward, from the end of the last event of the last step: at each event it asks which of all the
+    things that had to end first ended last, and continues there.
+    - Work on a device waits for the previous work on its stream, for the events its stream waits for, and for its
+      launch. The time between the last of these and its start is kernel-gap, or launch if the launch was the last.
+    - A launch waits for its host, which has been busy since it last returned from a wait for the device (synchronizing
+      calls, blocking copies, launches into a full queue). There the path continues with the work that was waited for;
+      the rest of the call is sync. Threads of a process that never launch while another one waits, such as those of
+      forward and backward, count as one.
+    - A collective or transfer waits for its last member: the path continues with that rank, at its arrival, so that
+      only the time when data moved is on it.
+    - What a host does is named by its outermost operators and calls; time in a data loader is data-loading.
 
-    Exact are the orders of streams and threads, launches, the kernels of a CUDA graph after its launch, and, where the
-    trace has synchronisation events, who waited for which event. Concluded are the last member of a collective (who was
-    in it for the shortest time), and without such events what a wait was for: what ended last before it was over; and
-    that a stream waited for another one: where neither its order nor the launch explains when work started. Collectives
-    on the host (gloo) are taken to be waited for when the host runs no operator at their end. Waits that the trace does
-    not hold (sampled traces) are seen as time of the host.
+    Known exactly: the order of streams and threads, launches, the kernels of a CUDA graph after its launch, and, if the
+    trace has synchronization events, which event each wait was for. Inferred: the last member of a collective (the one
+    that was in it for the shortest time); without synchronization events, what a wait was for (what ended last before
+    it was over), and that one stream waited for another (if neither its order nor the launch explains when work
+    started). Collectives on the host (gloo) count as waited for if the host runs no operator when they end. Waits that
+    are missing from the trace (sampled traces) show up as host time.
 
-    Steps are those of the job: one ends with its last rank. With chosen ranks the path stays among them.
+    Steps are those of the whole job: a step ends with its last rank. If ranks are selected, the path stays among them.
     """
     job, links = job_of(trace), links_of(trace)
     chosen = np.ones(len(job.processes.rank), bool)
@@ -72,8 +72,8 @@ def critical_path(trace: Trace, selection: Selection) -> Table:
 def path_summary(trace: Trace, selection: Selection) -> Table:
     """One row per kind of time and rank on the critical path: how much of the path it is.
 
-    The pieces are those of the metric critical_path, which see for what is exact and what is concluded. What makes up
-    most of the path is where speeding up pays; what is not on it can be slow at no cost.
+    The pieces are those of the metric critical_path, which describes what is known exactly and what is inferred.
+    Speeding up the largest parts pays off; what is not on the path can be slow at no cost.
     """
     path = critical_path(trace, selection)
     duration = path.array("duration_ns")

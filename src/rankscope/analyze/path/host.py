@@ -1,4 +1,4 @@
-"""What the host did on its stretches of the critical path: its outermost operators, calls and waits for data."""
+"""What the host did on its parts of the critical path: its outermost operators, calls and waits for data."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Links(NamedTuple):
     gap: Array
     """From the end of what held it to its start: as it was if the device was late, else as is usual in the process."""
     last_member: Array
-    """The call of the member that joined its collective last; itself where nobody came later."""
+    """The call of the member that joined its collective last; itself if no one came later."""
     moved: Array
     """Of communication: how long data moved, from the arrival of the last member to its end. Where the partners are not
     known: as long as that usually takes, but no longer than the call was."""

@@ -1,4 +1,4 @@
-"""Which pipeline stage each rank is, told by who sends to whom first."""
+"""Which pipeline stage each rank is, inferred from which rank sends to which first."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _levels(hops: dict[int, list[int]]) -> dict[int, int]:
 
 
 def _positions_in_groups(trace: Trace) -> dict[int, int]:
-    """Where transfers do not tell: the place in the largest group that calls itself a pipeline."""
+    """If transfers do not show it: the position in the largest group that calls itself a pipeline."""
     rows = (
         database(trace)
         .execute("SELECT DISTINCT group_desc, group_ranks FROM comms WHERE group_ranks <> '' AND group_desc <> ''")

@@ -1,7 +1,7 @@
-"""Who waited for whom within a process: the host for work, and streams for the events of other streams.
+"""What waited for what within a process: the host for work, and streams for the events of other streams.
 
-Where a trace has events of synchronisation (cuda_sync), they say so. Where it has none, as is usual, the host's waits
-are told by the names of its calls; those of streams are concluded in path_links.
+If a trace has synchronization events (cuda_sync), they say so. If it has none, as is usual, the host's waits are
+recognized by the names of its calls; those of streams are inferred in path_links.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class HostWaits(NamedTuple):
     process: Array
     tid: Array
     call_id: Array
-    """MISSING for a wait that is no call of its own: for a copy, or for a collective on the host."""
+    """MISSING for a wait inside another call: for a copy, or for a collective on the host."""
     start: Array
     end: Array
     work: Array

@@ -1,4 +1,4 @@
-"""The walk along the critical path: from the end back over what ended last before each thing could start."""
+"""The walk along the critical path: from the end backward, to whatever ended last before each thing could start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""All work of a capture in the order of its streams and on one clock: what the critical path and the replay stand on.
+"""All work of a capture in the order of its streams and on one clock: the basis of the critical path and the replay.
 
-Work is what a device did: kernels, copies, fills and communication. Collectives that ran on the host (gloo) are work as
-well, on a stream of their own: the thread that ran them.
+Work is what a device did: kernels, copies, fills and communication. Collectives that ran on the host (gloo) are work
+too, on a separate stream: the thread that ran them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Processes(NamedTuple):
 
 
 class Work(NamedTuple):
-    """By process, stream and start. What the trace does not tell is MISSING."""
+    """By process, stream and start. What the trace does not contain is MISSING."""
 
     process: Array
     key: Array

@@ -1,4 +1,4 @@
-"""P332: memory of the process or its device that grows all the time."""
+"""P332: memory of the process or its device that keeps growing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope.model.tables import Array, Trace
 _HOST, _DEVICE = "host_memory_bytes", "device_memory_bytes"
 _AVAILABLE, _TOTAL = "host_memory_available_bytes", "device_memory_total_bytes"
 _N_BLOCKS = 8
-_BEGINNING = 0.25  # of the run, in which buffers, caches and compiled code come to be
+_BEGINNING = 0.25  # of the run, when buffers, caches and compiled code are created
 _MIN_SAMPLES = 80
 _MIN_SECONDS = 120.0
 _MIN_BYTES = 64 << 20
@@ -33,34 +33,35 @@ class _Growth(NamedTuple):
     last: float
     per_s: float
     step: int
-    left_s: float | None  # until the memory is full, where its size is known
+    left_s: float | None  # until the memory is full, if its size is known
 
 
 @rule("P332", "memory-climbing", needs=("metrics",))
 def memory_climbing(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """The memory in use grows steadily through the whole run.
 
-    What it means: after the first quarter of the run, in which caches and buffers come to be, memory still grows, in
-    nearly every stretch of it and at the end as fast as before. If that goes on, the host or the device runs out of
-    memory, and the rank is killed or raises.
+    What it means: after the first quarter of the run, when caches and buffers are created, memory keeps growing in
+    nearly every part of it, and at the end as fast as before. If that continues, the host or the device runs out of
+    memory, and the rank is killed or raises an exception.
 
-    Why it happens: tensors that are kept with their graphs (losses added up without .item()), lists of results and logs
-    that grow, caches without a limit, loader workers that copy the dataset page by page, a library that leaks.
+    Why it happens: tensors kept together with their graphs (losses added up without .item()), lists of results and logs
+    that grow, caches without a limit, data loader workers that copy the dataset page by page, a library that leaks.
 
-    What to do: on the host compare two snapshots of tracemalloc, or look at the workers of the DataLoader; on the
-    device compare two of torch.cuda.memory._snapshot(). P305 tells the same of profiler traces, step by step.
+    What to do: on the host, compare two tracemalloc snapshots, or look at the DataLoader workers; on the device,
+    compare two of torch.cuda.memory._snapshot(). P305 finds the same in profiler traces, step by step.
 
-    What could fool it: a cache that has a limit and has not reached it when the recording ends; data that grow by plan.
+    What could fool it: a cache that has a limit but has not reached it when the recording ends; data that grows by
+    design.
     """
-    found = False
+    has_memory = False
     for name, where in ((_HOST, "host"), (_DEVICE, "device")):
         series = by_rank(trace, name)
-        found |= bool(series)
+        has_memory |= bool(series)
         growing = [growth for each in series.values() if (growth := _growth(trace, each, where)) is not None]
         if growing:
             yield _finding(growing, where)
-    if not found:
-        yield Skipped("no memory in the metrics")
+    if not has_memory:
+        yield Skipped("no memory use in the metrics")
 
 
 def _growth(trace: Trace, series: Series, where: str) -> _Growth | None:
@@ -113,7 +114,7 @@ def _finding(growing: list[_Growth], where: str) -> Finding:
         left /= len(growing)  # at worst all of them share one host
     severity: Severity = "warning" if left is not None and left < _SOON_S else "info"
     end = f"; it is full in {'at least ' * (len(ranks) > 1)}{_time(left)}" if left is not None else ""
-    verb = "takes" if len(ranks) == 1 else "take up to"
+    verb = "uses" if len(ranks) == 1 else "use up to"
     return Finding(
         code="P332",
         rule="memory-climbing",
@@ -124,7 +125,7 @@ def _finding(growing: list[_Growth], where: str) -> Finding:
         evidence=Evidence(
             certain=(
                 f"rank {worst.rank}: {format_size(worst.first)} after the first quarter of the run, "
-                f"{format_size(worst.last)} at its end, at the end as steeply as before",
+                f"{format_size(worst.last)} at the end, still growing as fast as before",
             ),
             facts={
                 "metric": _HOST if where == "host" else _DEVICE,
@@ -133,9 +134,9 @@ def _finding(growing: list[_Growth], where: str) -> Finding:
                 "seconds_left": None if left is None else round(left),
             },
         ),
-        help="detach what is kept from step to step, limit caches and lists; compare two snapshots of tracemalloc"
+        help="detach what you keep from step to step, limit caches and lists; compare two tracemalloc snapshots"
         if where == "host"
-        else "detach what is kept from step to step; compare two of torch.cuda.memory._snapshot()",
+        else "detach what you keep from step to step; compare two of torch.cuda.memory._snapshot()",
     )
 
 

@@ -1,4 +1,4 @@
-"""S211: a loss that is no number any more. S212: the loss of one rank that parts from those of its peers."""
+"""S211: a loss that becomes NaN or infinite. S212: the loss of one rank that diverges from its peers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_LOSS = "no loss in the metrics: it is recorded where a scalar is passed to b
 
 _N_BLOCKS = 16
 _MIN_PER_BLOCK = 4
-_MIN_RANKS = 3  # of two that part nobody can say which one left
+_MIN_RANKS = 3  # if two diverge, it is unknown which one left
 _ALIKE, _APART = 4.0, 8.0  # times the usual distance between ranks
 _LEAST_APART = 1.3  # times the loss of the peers
 _N_EARLY, _N_LATE = 4, 4  # blocks in which it is alike, and apart
@@ -31,7 +31,7 @@ def is_training_loss(name: str) -> bool:
 
 
 class _Onset(NamedTuple):
-    """Where a series stops being numbers, for good."""
+    """Where a series stops being finite, for good."""
 
     rank: int
     step: int
@@ -42,36 +42,36 @@ class _Onset(NamedTuple):
 
 @rule("S211", "loss-not-finite", needs=("metrics",))
 def loss_not_finite(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """The training loss becomes NaN or infinite and stays so.
+    """The training loss becomes NaN or infinite and stays that way.
 
-    What it means: from the named step on the loss is no number. Its gradients are none either, so the optimizer has
-    written NaN into the weights: all that the job computes from here on is lost. Where ranks average their gradients,
-    one rank's NaN reaches all others in the next step. The rank whose loss was the first to go is named, if its peers
-    had a good loss at that step or a later one.
+    What it means: from the step shown on, the loss is not a finite number. Neither are its gradients, so the optimizer
+    has written NaN into the weights: everything the job computes from here on is lost. If ranks average their
+    gradients, the NaN of one rank reaches all others in the next step. The first rank whose loss broke is named if its
+    peers still had a finite loss at that step or later.
 
     Why it happens: a batch with bad values or an empty target (a mean over nothing), a learning rate that is too high,
-    fp16 that overflows, a division or logarithm near zero. On one rank alone: its data shard, or a device that computes
-    wrongly.
+    fp16 overflow, a division or logarithm near zero. If it is only one rank: its data shard, or a device that computes
+    wrong results.
 
-    What to do: load a checkpoint from before that step. Look at the batch that the named rank had then; run the same
-    step with torch.autograd.set_detect_anomaly(True). If the rank always is the same while batches differ, test its
-    device. Skip steps whose loss is not finite (on all ranks alike), clip gradients, lower the learning rate.
+    What to do: load a checkpoint from before that step. Look at the batch the named rank had then; run the same step
+    with torch.autograd.set_detect_anomaly(True). If it is always the same rank while batches differ, test its device.
+    Skip steps whose loss is not finite (on all ranks together), clip gradients, lower the learning rate.
 
-    What could fool it: a loss that a script logs as NaN where it means "no value". Losses that are NaN for some steps
-    and come back are not told here. Where the losses of a device are recorded only now and then, ranks are told apart
-    only as far as the recorded steps allow.
+    What could fool it: a script that logs NaN to mean "no value". Losses that are NaN for some steps and recover are
+    not reported here. If device losses are recorded only now and then, the first rank is known only as far as the
+    recorded steps show.
     """
-    found: dict[str, list[Series]] = {}
+    losses: dict[str, list[Series]] = {}
     for series in series_of(trace, is_training_loss):
-        found.setdefault(series.name, []).append(series)
-    if not found:
+        losses.setdefault(series.name, []).append(series)
+    if not losses:
         yield Skipped(_NO_LOSS)
         return
-    onsets = {name: [onset for onset in map(_onset, members) if onset is not None] for name, members in found.items()}
-    broken = sorted((name for name in onsets if onsets[name]), key=lambda name: (-len(found[name]), name))
+    onsets = {name: [onset for onset in map(_onset, members) if onset is not None] for name, members in losses.items()}
+    broken = sorted((name for name in onsets if onsets[name]), key=lambda name: (-len(losses[name]), name))
     if broken:
         name = broken[0]
-        yield _broken(name, onsets[name], found[name], broken[1:])
+        yield _broken(name, onsets[name], losses[name], broken[1:])
 
 
 def _onset(series: Series) -> _Onset | None:
@@ -86,23 +86,26 @@ def _onset(series: Series) -> _Onset | None:
 def _broken(name: str, onsets: Sequence[_Onset], members: Sequence[Series], more: Sequence[str]) -> Finding:
     first = min(onsets, key=lambda onset: onset.step)
     ranks = {series.rank for series in members if series.rank != MISSING}
-    # Proved to be later: it had a number at the step at which the first one had none.
+    # Proven to be later: it was still finite at the step where the first one was not.
     later = {onset.rank for onset in onsets if onset.last_good >= first.step}
     never = {series.rank for series in members if int(series.step[-1]) >= first.step} - {each.rank for each in onsets}
     first_ranks = ranks & ({onset.rank for onset in onsets} - later)
     culprits = tuple(sorted(first_ranks)) if (later | never) & ranks else ()
     word = "NaN" if np.isnan(first.value) else "infinite"
     whose = f"{name} of {ranks_phrase(culprits)}" if culprits else f"{name}{_all_of(ranks)}"
-    when = "from its first value on" if first.last_good == MISSING else f"at step {first.step:,}, and stays so"
+    when = "from its first value on" if first.last_good == MISSING else f"from step {first.step:,} on"
     is_lasting = max(onset.n_bad for onset in onsets) >= _LASTING
-    told = [f"the last number of {_named(onset)} is at step {onset.last_good:,}" for onset in onsets if onset == first]
+    lines = [
+        f"the last finite value of {_named(onset)} is at step {onset.last_good:,}" for onset in onsets if onset == first
+    ]
     if later & ranks:
         following = min(onset.step for onset in onsets if onset.rank in later)
-        told.append(
-            f"{ranks_phrase(later & ranks)} had a number at step {first.step:,}, and none from {following:,} on"
+        still = "was" if len(later & ranks) == 1 else "were"
+        lines.append(
+            f"{ranks_phrase(later & ranks)} {still} still finite at step {first.step:,}, but not from {following:,} on"
         )
     if never & ranks:
-        told.append(f"{ranks_phrase(never & ranks)} still had numbers afterwards")
+        lines.append(f"{ranks_phrase(never & ranks)} stayed finite")
     return Finding(
         code="S211",
         rule="loss-not-finite",
@@ -111,8 +114,8 @@ def _broken(name: str, onsets: Sequence[_Onset], members: Sequence[Series], more
         title=f"{whose} is {word} {when}",
         ranks=culprits,
         evidence=Evidence(
-            certain=tuple(told[first.last_good == MISSING :]),
-            notes=(f"the same of {', '.join(more[:3])}",) if more else (),
+            certain=tuple(lines[first.last_good == MISSING :]),
+            notes=(f"the same happened to {', '.join(more[:3])}",) if more else (),
             facts={"metric": name, "step": first.step, "n_values": first.n_bad},
         ),
         help=(f"look at the batch of {ranks_phrase(culprits)} in step {first.step:,}; " if culprits else "")
@@ -130,24 +133,23 @@ def _named(onset: _Onset) -> str:
 
 @rule("S212", "loss-apart", needs=("metrics",))
 def loss_apart(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """The loss of one rank, at first like those of its peers, rises away from them and stays there.
+    """The loss of one rank, at first like that of its peers, rises away from them and stays there.
 
-    What it means: ranks that train one model on parts of the same data have losses that scatter around one curve. The
-    named rank has left it for good: its weights are no longer those of its peers, or its data are of another kind.
+    What it means: ranks that train one model on parts of the same data have losses that scatter around one curve. This
+    rank has left it for good: its weights no longer match those of its peers, or its data is different.
 
-    Why it happens: gradients that are not averaged on that rank (a wrapper that was bypassed, a parameter that is
-    missing from the group, no_sync that is never left), a device that computes wrongly, a shard with broken or
-    unshuffled data.
+    Why it happens: gradients that are not averaged on that rank (a wrapper that was bypassed, a parameter missing from
+    the group, a no_sync that never ends), a device that computes wrong results, a shard with broken or unshuffled data.
 
-    What to do: compare a checksum of the parameters over the ranks (sum of each, all_gather). If they differ, look for
-    what the named rank does not synchronise; if they do not, look at its data from that step on.
+    What to do: compare a checksum of the parameters across ranks (sum of each, all_gather). If they differ, find what
+    this rank does not synchronize; if they match, look at its data from that step on.
 
-    What could fool it: ranks that train on different tasks from some step on. Ranks whose losses differ from the
-    beginning are not told here.
+    What could fool it: ranks that train on different tasks from some step on. Ranks whose losses differ from the start
+    are not reported here.
     """
     series = by_rank(trace, "loss")
     if len(series) < _MIN_RANKS:
-        yield Skipped(f"losses of at least {_MIN_RANKS} ranks are needed" if series else _NO_LOSS)
+        yield Skipped(f"it takes losses of at least {_MIN_RANKS} ranks" if series else _NO_LOSS)
         return
     ranks, starts, losses = _in_blocks(series)
     for place in _apart(losses):
@@ -158,17 +160,17 @@ def loss_apart(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
             rule="loss-apart",
             severity="warning",
             certainty="likely",
-            title=f"the loss of rank {ranks[place]} leaves those of its peers at about step {starts[onset]:,}",
+            title=f"the loss of rank {ranks[place]} diverges from its peers at about step {starts[onset]:,}",
             ranks=(int(ranks[place]),),
             evidence=Evidence(
                 certain=(
-                    f"at the end it is {losses[place, -1]:.4g}, and {peers:.4g} on the median rank",
-                    f"until step {starts[onset]:,} it was no farther from them than they are from each other",
+                    f"at the end it is {losses[place, -1]:.4g}, on the median rank {peers:.4g}",
+                    f"until step {starts[onset]:,} it was as close to its peers as they are to each other",
                 ),
                 facts={"metric": "loss", "step": int(starts[onset]), "loss": float(losses[place, -1]), "peers": peers},
             ),
-            help="compare a checksum of the parameters over the ranks; then look at what this rank does not "
-            "synchronise, or at its data from that step on",
+            help="compare a checksum of the parameters across ranks; then look for what this rank does not "
+            "synchronize, or at its data from that step on",
         )
 
 
@@ -195,8 +197,8 @@ def _apart(losses: Array) -> list[int]:
     early = np.abs(np.median(away[:, :_N_EARLY], axis=1)) < _ALIKE * usual
     late = (away[:, -_N_LATE:] > _APART * usual).all(axis=1)
     late &= (losses[:, -_N_LATE:] > _LEAST_APART * np.median(losses[:, -_N_LATE:], axis=0)).all(axis=1)
-    found = np.flatnonzero(early & late)
-    return found.tolist() if len(found) * 4 <= len(losses) or len(found) == 1 else []
+    diverged = np.flatnonzero(early & late)
+    return diverged.tolist() if len(diverged) * 4 <= len(losses) or len(diverged) == 1 else []
 
 
 def _distances(losses: Array) -> tuple[Array, float]:

@@ -12,7 +12,7 @@ from rankscope.model.tables import MISSING, Array, Trace
 
 @dataclass(frozen=True)
 class Series:
-    """In the order of steps, or of time where no step was told."""
+    """In order of steps, or of time if there are no steps."""
 
     name: str
     rank: int  # MISSING where the log does not say
@@ -50,7 +50,7 @@ def series_of(trace: Trace, wanted: Callable[[str], bool]) -> Iterator[Series]:
 
 
 def by_rank(trace: Trace, name: str) -> dict[int, Series]:
-    """Of each rank the longest series of that name; those whose rank is not told are left out."""
+    """For each rank the longest series of that name; those without a rank are left out."""
     found: dict[int, Series] = {}
     for series in series_of(trace, name.__eq__):
         if series.rank != MISSING and len(series) > len(found.get(series.rank, ())):

@@ -33,17 +33,17 @@ _EXPLAINS = 0.5  # of what a step has become longer by
 _CAUSES = {
     "loader_wait_s": (
         "waiting for its DataLoader",
-        "look at the loader of this rank: its storage, its cache, its workers (num_workers, prefetch_factor)",
+        "check the data loader of this rank: its storage, its cache, its workers (num_workers, prefetch_factor)",
     ),
     "gc_time_s": (
         "Python's garbage collection",
-        "objects are kept from step to step: find them (gc.get_objects, tracemalloc), or call gc.freeze() after the "
-        "set-up and collect every so many steps",
+        "objects accumulate from step to step: find them (gc.get_objects, tracemalloc), or call gc.freeze() after "
+        "setup and collect every N steps",
     ),
 }
 _HELP = (
-    "compare an early step with a late one: record with a larger --wait, and rankscope compare EARLY LATE; "
-    "look at clocks and heat of the devices, at storage, at lists and caches that grow"
+    "compare an early step with a late one: record again with a larger --wait, then `rankscope compare EARLY LATE`; "
+    "check device clocks and temperature, storage, and lists and caches that grow"
 )
 
 
@@ -54,27 +54,27 @@ class _Fall(NamedTuple):
 
     @property
     def lost(self) -> float:
-        """Share of the speed."""
+        """The share of the speed that is lost."""
         return 1 - self.before / self.after
 
 
 @rule("P331", "throughput-falling", needs=("metrics",))
 def throughput_falling(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """The job trains clearly more slowly at its end than at its beginning, and does not recover.
+    """The job trains clearly more slowly at the end than at the start, and does not recover.
 
-    What it means: the usual step of the last third takes at least a quarter longer than that of the first third, and
-    nine of ten late steps are slower than the usual early one. Single slow steps (an evaluation, a checkpoint) do not
-    count, nor do the first steps. Where tokens or samples per second are known and hold, steps are longer because more
-    is in them, and nothing is told.
+    What it means: the typical step of the last third takes at least a quarter longer than that of the first third, and
+    nine out of ten late steps are slower than the typical early one. Single slow steps (an evaluation, a checkpoint) do
+    not count, nor do the first steps. If tokens or samples per second are known and stay the same, steps are longer
+    because they do more, and nothing is reported.
 
-    Why it happens: a data loader that falls behind (cold storage, a cache that is full, workers that leak), garbage
-    collection over ever more objects, lists and logs that grow, devices that get hot and clock down, a neighbour on the
-    host or the network.
+    Why it happens: a data loader that falls behind (cold storage, a full cache, workers that leak), garbage collection
+    over more and more objects, lists and logs that grow, devices that get hot and clock down, other jobs on the host or
+    the network.
 
-    What to do: follow the cause if one is named. Else record some steps early and some late in the job and compare
-    them: rankscope compare EARLY LATE.
+    What to do: follow the cause if one is named. Otherwise record some steps early and some late in the job and compare
+    them: `rankscope compare EARLY LATE`.
 
-    What could fool it: sequences or images that grow by plan, where the loader does not tell tokens or samples.
+    What could fool it: sequences or images that grow by design, if the loader does not report tokens or samples.
     """
     times = by_rank(trace, _STEP_TIME)
     falls = {rank: fall for rank, series in times.items() if (fall := _slower(series)) is not None}
@@ -98,7 +98,7 @@ def _is_rate(name: str) -> bool:
 
 
 def _slower(series: Series) -> _Fall | None:
-    """Of seconds per step, or per whatever is counted."""
+    """For seconds per step, or per whatever is counted."""
     finite = np.flatnonzero(np.isfinite(series.value) & (series.value > 0))
     kept = finite[int(len(finite) * _WARM_UP) :]
     if len(kept) < _MIN_STEPS or _seconds(series, kept) < _MIN_SECONDS:
@@ -123,13 +123,13 @@ def _seconds(series: Series, kept: Array) -> float:
 
 
 def _began(middles: Array, before: float) -> int:
-    """The first block from which on all are slower."""
+    """The first block after which all are slower."""
     quick = np.flatnonzero(middles <= before / _FALL)
     return int(quick[-1]) + 1 if len(quick) else 0
 
 
 def _holds(trace: Trace, rank: int) -> bool:
-    """Whether it does as much per second as ever."""
+    """Whether it still does as much per second as before."""
     for name in _RATES:
         series = by_rank(trace, name).get(rank)
         if series is not None and len(series) >= _MIN_STEPS:
@@ -147,16 +147,16 @@ class _Cause(NamedTuple):
 
 
 def _cause(trace: Trace, falls: dict[int, _Fall]) -> _Cause | None:
-    """The rank that waits most longer for one thing, if that explains what steps have become longer by."""
-    found = []
+    """The rank whose wait for one thing grew most, if that explains why steps take longer."""
+    causes = []
     for name in _CAUSES:
         for rank, series in by_rank(trace, name).items():
             if rank in falls and len(series) >= _MIN_STEPS // 2:
                 kept = series.value[int(len(series) * _WARM_UP) :]
                 means = blocks(kept, _N_BLOCKS, np.mean)
                 more = float(means[-_N_LAST:].mean() - means[:_N_FIRST].mean())
-                found.append(_Cause(name, rank, more / (falls[rank].after - falls[rank].before), more))
-    best = max(found, key=lambda cause: cause.share, default=None)
+                causes.append(_Cause(name, rank, more / (falls[rank].after - falls[rank].before), more))
+    best = max(causes, key=lambda cause: cause.share, default=None)
     return best if best is not None and best.share >= _EXPLAINS else None
 
 
@@ -171,7 +171,7 @@ def _finding(trace: Trace, falls: dict[int, _Fall], n_ranks: int) -> Finding:
         ranks = (cause.rank,)
         likely = (
             f"rank {cause.rank} spends {_time(cause.more_s)} more per step on {what}: "
-            f"{min(cause.share, 1):.0%} of what steps have become longer by",
+            f"{min(cause.share, 1):.0%} of the slowdown",
         )
     elif len(falls) < n_ranks:
         ranks = tuple(sorted(falls))
@@ -181,8 +181,8 @@ def _finding(trace: Trace, falls: dict[int, _Fall], n_ranks: int) -> Finding:
         rule="throughput-falling",
         severity="warning",
         certainty="likely",
-        title=f"steps{of_whom} take {_time(worst.after)} at the end and took {_time(worst.before)} at first: "
-        f"{worst.lost:.0%} of the speed is lost, from about step {worst.step:,} on",
+        title=f"steps{of_whom} take {_time(worst.after)} at the end but took {_time(worst.before)} at the start: "
+        f"throughput is down {worst.lost:.0%} from about step {worst.step:,} on",
         ranks=ranks,
         evidence=_evidence(worst, likely, _STEP_TIME),
         help=help_,
@@ -196,7 +196,7 @@ def _of_log(series: Series, fall: _Fall) -> Finding:
         severity="warning",
         certainty="likely",
         title=f"{series.name} falls from {1 / fall.before:.4g} to {1 / fall.after:.4g}: "
-        f"{fall.lost:.0%} of the speed is lost, from about step {fall.step:,} on",
+        f"throughput is down {fall.lost:.0%} from about step {fall.step:,} on",
         ranks=(series.rank,) if series.rank != MISSING else (),
         evidence=_evidence(fall, (), series.name),
         help=_HELP,
@@ -207,8 +207,8 @@ def _evidence(fall: _Fall, likely: tuple[str, ...], metric: str) -> Evidence:
     facts: dict[str, Any] = {"metric": metric, "step": fall.step, "before": fall.before, "after": fall.after}
     return Evidence(
         certain=(
-            f"each of the last {_N_LAST} of {_N_BLOCKS} equal stretches of the run is slower than each of the first "
-            f"{_N_FIRST}, by {fall.after / fall.before - 1:.0%} in the middle",
+            f"of {_N_BLOCKS} equal parts of the run, each of the last {_N_LAST} is slower than each of the first "
+            f"{_N_FIRST}: the median step takes {fall.after / fall.before - 1:.0%} longer",
         ),
         likely=likely,
         cost_pct=round(100 * fall.lost, 1),

@@ -9,10 +9,10 @@ from rankscope.model.tables import Table, Trace
 
 @metric("training", "metric_summary", needs=("metrics",))
 def training(trace: Trace, selection: Selection) -> Table:
-    """One row per metric of the job and rank: its range, its first and its last value, and where it is no number.
+    """One row per metric of the job and rank: its range, its first and last value, and where it is not finite.
 
-    Of the losses, throughput, memory and other numbers that were recorded while the job trained, or read from its own
-    logs. First and last are by step, or by time where no step was told. A rank that a log does not tell is NULL.
+    Covers losses, throughput, memory and other numbers that were recorded while the job trained, or read from its own
+    logs. First and last are by step, or by time if there are no steps. The rank is NULL if a log does not contain it.
     """
     return table_from_query(
         trace,

@@ -20,7 +20,7 @@ FORWARD, BACKWARD, OPTIMIZER = range(len(OP_TYPES))
 
 
 class Excerpt(NamedTuple):
-    """Processes and work are numbered anew, from 0; the links speak of these numbers."""
+    """Processes and work are renumbered from 0; the links use these numbers."""
 
     processes: Array
     """Rows in the job's processes."""
@@ -54,7 +54,7 @@ def find_excerpt(trace: Trace, selection: Selection) -> Excerpt | None:
 
 
 def _common_steps(job: Job, processes: Array, selection: Selection) -> tuple[Array, Array, Array, Array]:
-    """The longest row of steps that the most processes have in common, and these; one step where none is marked."""
+    """The longest run of steps that the most processes have in common, and these; one step if none is marked."""
     marks = job.steps
     kept = np.isin(marks.process, processes)
     if selection.steps is not None:
@@ -137,7 +137,7 @@ def _op_types(trace: Trace, work: Work, processes: Array) -> Array:
 
 
 class HostClock(NamedTuple):
-    """Time in which the host was busy: the clock stands still while it waits for the device."""
+    """Time when the host was busy: this clock stops while it waits for the device."""
 
     origin: Array
     waits: Intervals

@@ -40,28 +40,29 @@ _MIN_GAIN = 0.005  # of the step: of less than this, shares would be shares of n
 def what_if(trace: Trace, selection: Selection) -> Table:
     """One row per assumption: how long a step would take if some part of the job were as fast as its peers.
 
-    The steps that all traces have in common are replayed. Each stream is divided into runs at the points where it waits
-    for another stream or is waited for; a run starts when the run before, what it waits for and its launches are there,
-    a collective when its last member has come, a receive when the send has come, and the host goes on when what it
-    waits for is done. The row `replayed` has all lengths as recorded: its difference from `recorded` is the error.
+    The steps that all traces have in common are replayed. Each stream is split into runs at the points where it waits
+    for another stream or another stream waits for it. A run starts when the previous run, everything it waits for and
+    its launches are done; a collective starts to move data when its last member has joined, a receive when the send has
+    started; and the host continues when what it waits for is done. The row `replayed` uses all durations as recorded:
+    its difference from `recorded` is the error.
 
-    Peers of what a rank does between two calls of communication are the same stretches of its program in all steps and
-    on all ranks of its pipeline stage: one length for each type of operation (forward, backward, optimizer) on the
-    device, and one for the host, waiting not included. Peers of a transfer are all those of the same operation, size
-    and number of members, within one host or not. `ideal` is what a length is replaced by: the `median` of the peers
-    (of two the shorter), or their `mean`. Stages are alike when each type of operation takes as long as in a typical
-    one.
+    The peers of what a rank does between two communication calls are the same parts of its program in all steps and on
+    all ranks of its pipeline stage: one duration for each type of operation (forward, backward, optimizer) on the
+    device, and one for the host, without waiting. The peers of a transfer are all those of the same operation, size and
+    number of members, within one host or not. `ideal` is what replaces a duration: the `median` of the peers (of two,
+    the shorter), or their `mean`. Stages are alike if each type of operation takes as long as in a typical stage.
 
-    Kinds: `all` everything like its peers (its slowdown is S, the step by the step without slowness), `ranks` no rank
-    slower than its peers, `balance` the work of all stages divided evenly; `rank`, `stage` and `type` one of them, the
-    last being forward, backward, optimizer, host, collectives or transfers. `worst-ranks` are the slowest 3 % of ranks,
-    at least one, and `last-stage` the last: their shares are M_W and M_S of the what-if study of ByteDance (OSDI 2025).
-    slowdown is the other way round: everything like its peers but this, by everything like its peers. Where `all` saves
-    less than half a percent there are no shares. Waits for ranks that were not traced stay as they were.
+    Kinds: `all` is everything like its peers (its slowdown is S, the step divided by the step without slowness),
+    `ranks` no rank slower than its peers, `balance` the work of all stages divided evenly; `rank`, `stage` and `type`
+    are one of them, where types are forward, backward, optimizer, host, collectives or transfers. `worst-ranks` are the
+    slowest 3 % of ranks, at least one, and `last-stage` the last: their shares are M_W and M_S of ByteDance's what-if
+    study (OSDI 2025). slowdown is the reverse: everything like its peers except this, divided by everything like its
+    peers. If `all` saves less than half a percent, there are no shares. Waits for ranks that were not traced stay as
+    they were.
     """
     ideal = str(selection.settings["ideal"])
     if ideal not in TYPICAL:
-        raise UsageError(f"what-if knows no ideal {ideal}", f"choose one of: {', '.join(TYPICAL)}")
+        raise UsageError(f"ideal={ideal} is not supported", f"choose one of: {', '.join(TYPICAL)}")
     excerpt = find_excerpt(trace, selection)
     if excerpt is None:
         return concat("what_if", [])

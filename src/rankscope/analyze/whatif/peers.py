@@ -1,9 +1,8 @@
-"""What the work of a rank would take if it were like that of its peers.
+"""How long the work of a rank would take if it were like that of its peers.
 
-The calls of communication divide the program of a rank into cells: what the host does, and what it launches, between
-one such call and the next. Ranks of one pipeline stage have the same program, so the same cell of any of them in any
-step is a peer. Where the calls of a rank differ from the others' (some may be missing from its trace), the whole step
-is one cell.
+Communication calls divide the program of a rank into cells: what the host does, and what it launches, between one such
+call and the next. Ranks of one pipeline stage have the same program, so the same cell of any of them in any step is a
+peer. If the calls of a rank differ from the others' (some may be missing from its trace), the whole step is one cell.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class HostMap(NamedTuple):
 
 
 class Peers(NamedTuple):
-    """How the excerpt would be if everybody were like its peers."""
+    """How the excerpt would look if every rank were like its peers."""
 
     work_ratio: Array
     """By work: what its time would have to be multiplied by."""
@@ -75,7 +74,7 @@ class _Cells(NamedTuple):
     """On the host's clock of busy time."""
     host_end: Array
     calls: list[bytes]
-    """By turn: whether each of its calls of communication is a transfer."""
+    """By turn: whether each of its communication calls is a transfer."""
     of_work: Array
     work_order: Array
     """The work by turn and launch."""
@@ -184,7 +183,7 @@ def _ratio(wanted: Array, present: Array) -> Array:
 
 
 def _is_usual(programs: list[bytes]) -> Array:
-    """Which of them are the one that most are."""
+    """Which of them have the most common value."""
     usual, _ = Counter(programs).most_common(1)[0]
     return np.array([program == usual for program in programs])
 

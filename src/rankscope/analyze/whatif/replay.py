@@ -1,4 +1,4 @@
-"""Runs a graph of moments through, under many assumptions at once."""
+"""Runs through a graph of moments, under many assumptions at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P321 and P322: what a step would be with even pipeline stages, and without ranks that are slower than their peers."""
+"""P321 and P322: how long a step would take with even pipeline stages, and without ranks slower than their peers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rankscope.model.tables import Array, Trace
 
 _WARNING_SHARE = 0.10  # of the step
 _INFO_SHARE = 0.03
-_SLOWED = 1.10  # the study of large fleets calls a job slowed from here on
-_SLOW_ALONE = 1.03  # a rank that alone makes an ideal step so much longer is named
-_MAX_REPLAY_ERROR = 0.05  # a model that does not even give back what was recorded says nothing about what was not
-_MAX_NAMED_SHARE = 0.5  # if more of the ranks are slow it is no longer they who are the exception
+_SLOWED = 1.10  # studies of large fleets call a job slowed from here on
+_SLOW_ALONE = 1.03  # a rank that alone makes an ideal step this much longer is named
+_MAX_REPLAY_ERROR = 0.05  # a model that does not reproduce the recorded step says nothing about other cases
+_MAX_NAMED_SHARE = 0.5  # if more of the ranks are slow, they are not the exception
 
 
 @rule("P321", "stage-imbalance", needs=("profiles", "comms"))
 def stage_imbalance(trace: Trace) -> Iterator[Finding | Effect]:
     """One pipeline stage has more work than the others, which wait for it in every microbatch.
 
-    What it means: a pipeline moves at the pace of its slowest stage. The time that the other stages wait beyond what
-    the schedule costs anyway would be saved if the work were divided evenly; the gain is found by replaying the step
-    with the work of all stages made equal.
+    What it means: a pipeline moves at the pace of its slowest stage. The time the other stages wait, beyond what the
+    schedule costs anyway, would be saved if the work were divided evenly; the gain is found by replaying the step with
+    equal work in all stages.
 
     Why it happens: the output layer and the loss with a large vocabulary on the last stage, the embedding on the first,
     layers of different cost, or a number of layers that the number of stages does not divide.
@@ -34,8 +34,8 @@ def stage_imbalance(trace: Trace) -> Iterator[Finding | Effect]:
     What to do: move layers from this stage to the others, give the last stage fewer layers to make up for the output
     layer, or split the output layer's vocabulary over ranks.
 
-    What could fool it: a stage whose ranks are all on slower devices looks like one with more work. Where transfers
-    could not be matched the stages are not known and nothing is said.
+    What could fool it: a stage whose ranks are all on slower devices looks like one with more work. If transfers could
+    not be matched, the stages are unknown and nothing is reported.
     """
     outcome = _outcome(trace)
     if outcome is None or "balance" not in outcome.by_kind:
@@ -57,16 +57,16 @@ def stage_imbalance(trace: Trace) -> Iterator[Finding | Effect]:
         certainty="likely",
         title=(
             f"pipeline stage {slow.number} ({ranks_phrase(slow.ranks)}) computes {100 * longer:.0f} % longer than the "
-            "others: divided evenly, "
+            "others: with even stages, "
             f"a step would take {format_duration(balanced)} instead of {format_duration(outcome.replayed_ns)}"
         ),
         ranks=slow.ranks,
         evidence=Evidence(
             certain=(
-                f"stage {slow.number} computes {format_duration(slow.compute_ns)} in a step, "
-                f"the median of the other {len(others)} {format_duration(usual)}",
+                f"stage {slow.number} computes {format_duration(slow.compute_ns)} per step, "
+                f"the other {'stage' if len(others) == 1 else f'{len(others)} (median)'} {format_duration(usual)}",
             ),
-            likely=(f"even stages would save {100 * share:.0f} % of the step, by a replay with their work made equal",),
+            likely=(f"even stages would save {100 * share:.0f} % of the step: a replay with equal work shows it",),
             comparison=_compare_stages(slow, others),
             cost_pct=100 * share,
             cost_ns=saved,
@@ -88,19 +88,19 @@ def stage_imbalance(trace: Trace) -> Iterator[Finding | Effect]:
 def job_slowed(trace: Trace) -> Iterator[Finding | Effect]:
     """A step would be at least a tenth shorter if no rank were slower than its peers.
 
-    What it means: the recorded step was replayed with everything that a rank computes, and does on its host, made as
-    long as for the median of the ranks with the same part of the model. The rest of the step stays as it was. The
-    ranks that are named are those that alone make such a step at least 3 % longer.
+    What it means: the recorded step was replayed with each rank's computation and host time replaced by the median of
+    the ranks that have the same part of the model. The rest of the step stays as it was. The named ranks are those that
+    alone make such a step at least 3 % longer.
 
     Why it happens: slower devices or hosts, data loading, garbage collection, longer sequences on some ranks: late-rank
-    (S202) says which of them.
+    (S202) says which.
 
-    What to do: see S202 for the cause. The type of operation that the time is lost in says where to look: kernels
-    (forward, backward, optimizer) or the host.
+    What to do: see S202 for the cause. The type of operation that loses the time shows where to look: kernels (forward,
+    backward, optimizer) or the host.
 
-    What could fool it: waits for ranks that were not traced stay as they were, so that the true gain may be larger.
-    Nothing is said when more than half of the ranks are slow in turn, or when the replay does not give back the
-    recorded step to within 5 %.
+    What could fool it: waits for ranks that were not traced stay as they were, so the real gain may be larger. Nothing
+    is reported if more than half of the ranks are slow, or if the replay does not reproduce the recorded step to within
+    5 %.
     """
     outcome = _outcome(trace)
     if outcome is None:
@@ -111,6 +111,7 @@ def job_slowed(trace: Trace) -> Iterator[Finding | Effect]:
     if slowdown < _SLOWED or not 0 < len(slow) <= _MAX_NAMED_SHARE * outcome.n_ranks:
         return
     ranks = tuple(sorted(row["rank"] for row in slow))
+    others = "others" if outcome.n_ranks - len(ranks) > 1 else "other rank"
     types = [row for row in outcome.rows if row["kind"] == "type"]
     main = max(types, key=lambda row: row["saved_ns"])
     yield Finding(
@@ -121,14 +122,14 @@ def job_slowed(trace: Trace) -> Iterator[Finding | Effect]:
         title=(
             f"{'a step' if trace.has('steps') else 'the job'} would take {format_duration(ideal)} "
             f"instead of {format_duration(outcome.replayed_ns)} "
-            f"if {ranks_phrase(ranks)} were as fast as the others"
+            f"if {ranks_phrase(ranks)} were as fast as the {others}"
         ),
         ranks=ranks,
         evidence=Evidence(
-            notes=(f"the replay gives back the recorded step to within {max(outcome.error_pct, 0.1):.1f} %",),
+            notes=(f"the replay reproduces the recorded step to within {max(outcome.error_pct, 0.1):.1f} %",),
             likely=(
                 *(f"rank {row['rank']} alone makes the step {row['slowdown']:.2f} times as long" for row in slow[:4]),
-                f"the largest part is lost in: {main['what']} ({format_duration(main['saved_ns'])} per step)",
+                f"most of the time is lost in: {main['what']} ({format_duration(main['saved_ns'])} per step)",
             ),
             cost_pct=100 * (1 - ideal / outcome.replayed_ns),
             cost_ns=outcome.replayed_ns - ideal,
@@ -146,7 +147,7 @@ def job_slowed(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 class _Outcome(NamedTuple):
-    """The table what_if, with what is asked of it."""
+    """The table what_if, and the values the rules need from it."""
 
     rows: list[dict[str, Any]]
     by_kind: dict[str, dict[str, Any]]
@@ -156,7 +157,7 @@ class _Outcome(NamedTuple):
 
 
 def _outcome(trace: Trace) -> _Outcome | None:
-    """None where there is no replay, or none that can be trusted."""
+    """None if there is no replay, or none that can be trusted."""
     rows = list(trace.table("what_if").rows())
     if not rows:
         return None
@@ -175,7 +176,7 @@ class _Stage(NamedTuple):
     number: int
     ranks: tuple[int, ...]
     compute_ns: int
-    """In a step, the median over ranks and steps."""
+    """Per step, the median over ranks and steps."""
     bubble_ns: int
 
 
@@ -186,12 +187,12 @@ def _stages(trace: Trace) -> list[_Stage]:
     def usual(column: str, rows: Array) -> int:
         return int(median(table.array(column)[rows].astype(np.float64)))
 
-    found = []
+    stages = []
     for number in np.unique(stage).tolist():
         rows = np.flatnonzero(stage == number)
         ranks = tuple(np.unique(rank[rows]).tolist())
-        found.append(_Stage(number, ranks, usual("compute_ns", rows), usual("bubble_ns", rows)))
-    return found
+        stages.append(_Stage(number, ranks, usual("compute_ns", rows), usual("bubble_ns", rows)))
+    return stages
 
 
 def _compare_stages(slow: _Stage, others: list[_Stage]) -> Comparison:
@@ -201,4 +202,4 @@ def _compare_stages(slow: _Stage, others: list[_Stage]) -> Comparison:
         return Side(label, ranks, tuple(format_duration(int(time)) for time in median(times)))
 
     sides = (side(f"stage {slow.number}", [slow]), side("other stages", others))
-    return Comparison("per step", ("computing", "waiting for neighbours"), sides, mark=0)
+    return Comparison("per step", ("computing", "waiting for neighbors"), sides, mark=0)

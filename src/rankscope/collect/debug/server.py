@@ -1,6 +1,6 @@
-"""Starts torch's debug server in the job, for `rankscope attach`: one worker in each rank, one frontend beside rank 0.
+"""Starts torch's debug server in the job, for `rankscope attach`: one worker in each rank, one frontend next to rank 0.
 
-It has no authentication. Whoever reaches its ports can read the stacks and calls of the job, and profile it.
+It has no authentication. Anyone who can reach its ports can read the stacks and calls of the job, and profile it.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ class DebugServer(Part):
             if self.run.rank == 0:
                 self._start_frontend(place)
         except ImportError as error:
-            self.run.problem(self.NAME, f"this torch has no debug server: {error}", "torch 2.10 or newer has it")
+            self.run.problem(self.NAME, f"this torch has no debug server: {error}", "use torch 2.10 or newer")
         except Exception as error:
             self.run.problem(self.NAME, f"did not start: {type(error).__name__}: {error}")
 
     def _offer(self) -> None:
-        """What the handlers of torch do not tell: who this is, and the calls with their stacks."""
+        """What torch's handlers do not report: the rank, and the calls with their stacks."""
         import torch.distributed.debug  # noqa: F401  # registers torch's own
 
         run = self.run
@@ -116,8 +116,8 @@ class DebugServer(Part):
         if absent:
             self.run.problem(
                 self.NAME,
-                f"its frontend needs what is not installed: {absent}; the ranks answer by themselves",
-                f"pip install {absent.replace(',', '')}, or give rankscope attach the address of each rank",
+                f"its frontend needs packages that are not installed: {absent}; the ranks can still be asked directly",
+                f"pip install {absent.replace(',', '')}, or pass the address of each rank to rankscope attach",
             )
             return
         job = {"RANK": "0", "WORLD_SIZE": str(self.run.world_size)}
@@ -125,8 +125,8 @@ class DebugServer(Part):
         self._frontend = debug_frontend.start_frontend(port, {**job, **where})
         url = f"http://{socket.gethostname()}:{port}"
         tell_line(
-            f"debug server of the job at {url} (rankscope attach {url}). "
-            "It has no authentication: whoever reaches it can read the stacks of the job."
+            f"the job's debug server is at {url} (rankscope attach {url}). "
+            "It has no authentication: anyone who can reach it can read the job's stacks."
         )
 
     def _end_frontend(self, *, is_expected: bool) -> None:
@@ -136,8 +136,8 @@ class DebugServer(Part):
             port = self.run.settings.debug_port
             self.run.problem(
                 self.NAME,
-                f"its frontend ended: {said or 'it did not say why'}",
-                f"is port {port} free on {self.run.host}?",
+                f"its frontend ended: {said or 'reason unknown'}",
+                f"check that port {port} is free on {self.run.host}",
             )
 
 

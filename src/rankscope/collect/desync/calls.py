@@ -120,7 +120,7 @@ class Call:
 
 
 class Calls:
-    """The newest calls of all groups. `on_timeout` is told, in the failing thread, of a call that timed out."""
+    """The newest calls of all groups. `on_timeout` is called, in the failing thread, with a call that timed out."""
 
     def __init__(self, n_most: int, on_timeout: Callable[[Call], None]) -> None:
         self.ring: deque[Call] = deque(maxlen=max(n_most, 1))
@@ -151,7 +151,7 @@ class Calls:
         return group
 
     def begin(self, pg: Any, operation: Operation, arguments: Sequence[Any]) -> Call | None:
-        """Called before the call is made. None: it cannot be told which group it belongs to."""
+        """Called before the call is made. None: its group is unknown."""
         group = self._by_pg.get(id(pg)) or self.group_of(pg)
         if group is None:
             return None
@@ -189,7 +189,7 @@ class Calls:
             self.end(call)
 
     def waited(self, work: Any) -> None:
-        """The job has waited for a handle. On a device that tells nothing yet.
+        """The job has waited for a handle. On a device that proves nothing yet.
 
         A call that is known by the identity of another handle had one that is gone by now: it has ended as well.
         """
@@ -336,7 +336,7 @@ def _shapes(value: Any) -> tuple[tuple[Shape, ...], bool]:
 
 
 def stack_above(depth: int) -> Frames:
-    """Where the call comes from. Lines are looked up when somebody asks: that takes longer than the rest."""
+    """Where the call comes from. Lines are looked up on demand: that takes longer than the rest."""
     frame: FrameType | None = _getframe(depth).f_back
     found: list[CodeType | int] = []
     while frame is not None and len(found) < 2 * _MAX_FRAMES:

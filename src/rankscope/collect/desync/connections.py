@@ -32,7 +32,7 @@ class Connections:
             return None
         if any(map(_is_cut, tuple(self._lines.values()))):
             self.drop()
-            raise ConnectionError("it has closed the connection")
+            raise ConnectionError("it closed the connection")
         store = self._by_group.get(group.local_id)
         if store is None:
             store = self._by_group[group.local_id] = self._connect(group, pg)
@@ -40,7 +40,7 @@ class Connections:
         return store
 
     def drop(self) -> None:
-        """At the end, and after a failure: whatever is asked for next connects anew."""
+        """At the end, and after a failure: the next request reconnects."""
         lines, self._lines = self._lines, {}
         for line in lines.values():
             line.close()
@@ -48,7 +48,7 @@ class Connections:
         self._shared = self._shared_world = None
 
     def _watch(self, store: Any) -> None:
-        """torch has no way to ask whether the other end is still there, and a long complaint for whoever tries."""
+        """torch has no way to ask whether the other end is still there, and logs a long warning on every attempt."""
         found = _DESCRIPTOR.search(repr(_innermost(store)))
         descriptor = int(found[1]) if found else -1
         if descriptor >= 0 and descriptor not in self._lines:

@@ -1,4 +1,4 @@
-"""The report of a rank whose job hangs or fails: read from the store, told on stderr by one rank, kept in a file."""
+"""The report of a rank whose job hangs or fails: read from the store, printed on stderr by one rank, kept in a file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Captured(NamedTuple):
 
 
 def hang_report(calls: Calls, connections: Connections, speaker: layout.Rank, reason: str) -> Told:
-    """What the store knows of the groups of this rank, those first that it waits in, and where it waits."""
+    """What the store knows about the groups of this rank, those it waits in first, and where it waits."""
     waiting = calls.waiting()
     groups = _worth_telling(calls, waiting)
     event = "time-out" if is_timeout(reason) else "dump"
@@ -52,7 +52,7 @@ def hang_report(calls: Calls, connections: Connections, speaker: layout.Rank, re
         own_rank = speaker.rank if waiting else -1
         lines += report_lines(_telling(states, waiting), who, own_rank, time.time_ns())
     else:
-        lines.append(f"{who}: other ranks have read the states of this one's groups: see their desync_<rank>.txt")
+        lines.append(f"{who}: other ranks have reported on this rank's groups: see their desync_<rank>.txt")
     lines += [f"rank {speaker.rank}: {reason}", *_stacks(waiting, speaker.rank)]
     is_first = turn == 1 or (turn == 0 and speaker.world_size <= _FEW_RANKS)
     return Told("\n".join(lines) + "\n", is_first)
@@ -63,7 +63,7 @@ def _ask(
 ) -> tuple[int, list[GroupState] | None]:
     """The turn of this rank and the states of its groups; None: enough others have read them.
 
-    A store whose process is frozen keeps whoever asks it waiting in C++, without limit: so another thread asks.
+    A store whose process is frozen blocks its clients in C++ without limit, so another thread asks.
     """
     answers: list[tuple[int, list[GroupState] | None]] = []
 
@@ -75,7 +75,7 @@ def _ask(
     asking = threading.Thread(target=ask, name="rankscope desync report", daemon=True)
     asking.start()
     asking.join(ANSWER_SECONDS)
-    why = f"the store has not answered within {ANSWER_SECONDS:g} s"
+    why = f"the store did not answer within {ANSWER_SECONDS:g} s"
     return answers[0] if answers else (0, [_unreadable(group, why) for group in groups])
 
 
@@ -92,7 +92,7 @@ def failed_stack(captured: Captured, rank: int) -> str:
         return ""
     if not native:
         return ""
-    title = f"rank {rank} failed in {_where(captured.call)}, called from, first in Python, then in C++:"
+    title = f"rank {rank} failed in {_where(captured.call)}, called from (Python frames first, then C++):"
     return "\n".join([title, *layout.stack_lines([*layout.frames(captured.stack), *native])]) + "\n"
 
 
@@ -103,7 +103,7 @@ def _worth_telling(calls: Calls, waiting: Sequence[Call]) -> list[Group]:
 
 
 def _turn(groups: Sequence[Group], connections: Connections, kind: str) -> int:
-    """How many ranks, this one included, have told of the event by now; 0: the store does not answer."""
+    """How many ranks, including this one, have reported the event so far; 0: the store does not answer."""
     try:
         store = connections.store_of(groups[0]) if groups else None
         key = f"{groups[0].name}_rankscope_told_{kind}_{int(time.time() // 60)}" if groups else ""
@@ -119,7 +119,7 @@ def _read(group: Group, connections: Connections) -> GroupState:
     except Exception as error:
         return _unreadable(group, f"the store does not answer: {type(error).__name__}: {error}")
     if store is None:
-        return _unreadable(group, "its process group has been destroyed")
+        return _unreadable(group, "its process group was destroyed")
     keys = [key(group.name, rank) for key in (start_key, end_key) for rank in range(group.size)]
     prefetched = Prefetched(store, keys, _READ_SECONDS)
     if prefetched.failure is not None:
@@ -128,7 +128,7 @@ def _read(group: Group, connections: Connections) -> GroupState:
 
 
 def _telling(states: Sequence[GroupState], waiting: Sequence[Call]) -> list[GroupState]:
-    """Groups that are in step say nothing, unless this rank waits in them."""
+    """Leaves out groups that are in step, unless this rank waits in them."""
     names = {call.group.name for call in waiting}
     return [state for state in states if state.group.name in names or not state.is_in_step] or list(states[:1])
 
@@ -136,8 +136,8 @@ def _telling(states: Sequence[GroupState], waiting: Sequence[Call]) -> list[Grou
 def _stacks(waiting: Sequence[Call], rank: int) -> Iterator[str]:
     for call in waiting[:_MAX_STACKS]:
         seconds = (time.time_ns() - call.created_ns) // 1_000_000_000
-        origin = "called from:" if call.frames else "called in C++; the main thread is now at:"
-        yield f"rank {rank} waits in {_where(call)} for {seconds} s, {origin}"
+        origin = "called from:" if call.frames else "called from C++; the main thread is now at:"
+        yield f"rank {rank} has been waiting in {_where(call)} for {seconds} s, {origin}"
         yield from layout.stack_lines(layout.frames(call.frames) if call.frames else layout.main_thread_frames())
 
 

@@ -77,7 +77,7 @@ def to_bytes(calls: Calls, speaker: Rank) -> bytes:
 
 
 def detail(group: Group, call: Call, speaker: Rank) -> dict[str, Any]:
-    """What the store is told of the group's latest call, beside its number and name."""
+    """What goes into the store about the group's latest call, next to its number and name."""
     status = _status(group)
     newest = entry(call)
     return {
@@ -135,7 +135,7 @@ def op_name(call: Call) -> str:
 
 
 def frames(stack: Frames) -> list[dict[str, Any]]:
-    """Innermost first. torch's own frames at the inner end are left out: they tell what the entry tells already."""
+    """Innermost first. torch's own frames at the inner end are left out: they repeat what the entry says."""
     found: list[dict[str, Any]] = [
         {"name": code.co_name, "filename": code.co_filename, "line": _line(code, offset)}
         for code, offset in zip(stack[::2], stack[1::2], strict=True)
@@ -160,7 +160,7 @@ def main_thread_frames() -> list[dict[str, Any]]:
 def native_frames(captured: Any) -> list[dict[str, Any]]:
     """The frames in C++ of what gather_traceback has captured, without those of the interpreter and of capturing.
 
-    To have torch put them among the frames in Python would import its compiler, and since Python 3.11 it cannot tell
+    To have torch put them among the frames in Python would import its compiler, and since Python 3.11 it does not know
     where they belong.
     """
     from torch._C._profiler import symbolize_tracebacks

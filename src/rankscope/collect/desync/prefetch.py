@@ -36,7 +36,7 @@ class Prefetched:
 
     def _fetch(self, keys: list[str]) -> None:
         if time.monotonic() > self._deadline:
-            raise TimeoutError("it took too long to read the states of all ranks")
+            raise TimeoutError("reading the states of all ranks took too long")
         if self._store.check(keys):
             self._values.update(zip(keys, self._store.multi_get(keys), strict=True))
         elif len(keys) > 1:

@@ -1,6 +1,6 @@
-"""The desync report of a process group: who is where in its sequence of collectives, told as torch's own tracker does.
+"""The desync report of a process group: where each rank is in its sequence of collectives, as in torch's tracker.
 
-Nothing here raises: a store that is down or a value that is no state gives a partial report that says so.
+Nothing here raises: a store that is down or an unreadable value gives a partial report that says so.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GroupState:
 
     @property
     def lagging(self) -> tuple[MemberState, ...]:
-        """Those whose latest state has the lowest sequence number; as in torch, whoever is missing comes first."""
+        """Those whose latest state has the lowest sequence number; as in torch, missing ranks come first."""
         if self.never_joined or not self.members:
             return ()
         lowest = min(member.seq for member in self.members)

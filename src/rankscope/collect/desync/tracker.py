@@ -1,4 +1,4 @@
-"""The part behind `--desync`: notes the calls of all process groups, tells the job's store where this rank stands, and
+"""The part behind `--desync`: records the calls of all process groups, keeps this rank's position in the store, and
 writes the calls and, when the job hangs, the report.
 """
 
@@ -50,7 +50,9 @@ class Tracker(Part):
         from torch import distributed
 
         if not distributed.is_available():
-            self.run.problem(self.NAME, "this torch has no torch.distributed", "install one that has")
+            self.run.problem(
+                self.NAME, "this torch was built without torch.distributed", "install a build with torch.distributed"
+            )
             return
         self._hooks.install()
 
@@ -69,13 +71,13 @@ class Tracker(Part):
             self._newest[group.local_id] = newest
 
     def last_progress(self) -> float | None:
-        """When a call last ended, or a group went on to its next one, in seconds of time.monotonic()."""
+        """When a call last ended, or a group moved on to its next one, in seconds of time.monotonic()."""
         ended_ns = self._calls.last_end_ns
         ended = time.monotonic() - (time.time_ns() - ended_ns) / 1e9 if ended_ns else None
         return max((moment for moment in (ended, self._moved_at) if moment is not None), default=None)
 
     def to_bytes(self) -> bytes:
-        """The dump, as the file holds it; nothing where there was nobody to talk to and nothing has been called."""
+        """The dump, as the file holds it; nothing if there are no peers and no calls."""
         self._know_groups()
         self._calls.poll()
         if self._is_behind():
@@ -133,11 +135,11 @@ class Tracker(Part):
         self._captured = Captured(call, stack_above(0), _native_stack())
         self._told.clear()
         where = f"{layout.op_name(call)} #{call.seq} of group {call.group.name}"
-        self.run.request_dump(f"time-out of {where}: {call.error.splitlines()[0]}")
+        self.run.request_dump(f"timeout of {where}: {call.error.splitlines()[0]}")
         self._told.wait(_HOLD_SECONDS)
 
     def _know_groups(self) -> None:
-        """Groups that were never used are told of as well: their members may be waited for."""
+        """Unused groups are reported as well: other ranks may wait for their members."""
         from torch.distributed import distributed_c10d
 
         for pg in tuple(distributed_c10d._world.pg_map):
@@ -149,7 +151,7 @@ class Tracker(Part):
         return is_short or any(call.is_pending and not call.is_on_cpu for call in tuple(self._calls.ring))
 
     def _note(self, problem: str) -> None:
-        hint = "the job goes on; reports miss the states of the ranks that could not tell theirs"
+        hint = "the job continues; reports lack the states of the ranks that could not reach the store"
         self.run.problem(self.NAME, problem, hint)
 
 

@@ -56,7 +56,7 @@ def detail_key(group: str, rank: int) -> str:
 
 
 def parse_key(key: str) -> StateKey | None:
-    """None for keys of others: a store holds much else."""
+    """None for other keys: a store has much else."""
     found = _KEY.fullmatch(key)
     return StateKey(found["prefix"], found["group"], int(found["rank"]), found["kind"]) if found else None  # type: ignore[arg-type]
 

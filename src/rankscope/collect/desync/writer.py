@@ -1,4 +1,4 @@
-"""Tells the job's store where each group of this rank stands, from a thread of its own: only what has changed, and not
+"""Keeps the position of each of this rank's groups in the job's store, from its own thread: only changes, and not
 too often for a store that serves every rank.
 """
 
@@ -76,7 +76,7 @@ class Writer:
             self._has_hurried.wait(_HURRY_SECONDS)
 
     def write(self, *, is_urgent: bool = False) -> None:
-        """Tells the store what has changed. A store that is down is left alone for a while."""
+        """Writes the changes to the store. A store that is down is left alone for a while."""
         if time.monotonic() < self._try_again_at and not is_urgent:
             return
         try:
@@ -108,7 +108,7 @@ class Writer:
         self._send(group, values)
 
     def _is_worth_telling(self, group: Group, state: tuple[int, bool, int], now: float) -> bool:
-        """Details are told once for each state, and again now and then: the main thread may be elsewhere by now."""
+        """Details are written once for each state, and again now and then: the main thread may have moved on."""
         told = self._detailed.get(group.local_id)
         return told is None or told.state != state or now - told.since >= _TELL_AGAIN_SECONDS
 
@@ -139,7 +139,7 @@ class Writer:
 
 def state_values(group: Group, latest: Call) -> dict[str, bytes]:
     """A transfer between two ranks goes by the number of the collective before it, as its own means nothing to others.
-    While it waits, that collective is what has ended last.
+    While it waits, that collective is the last one that ended.
     """
     values = {start_key(group.name, group.rank): encode_state(latest.seq, layout.op_name(latest))}
     ended: Any = latest if latest.ended_ns else group.finished

@@ -1,7 +1,7 @@
 """Stacks that are printed without the interpreter: by faulthandler's C code, which the job may use as well.
 
 faulthandler has one timer for the whole process and one file per signal. The job's own use of them goes first; which
-files faulthandler holds is told by the garbage collector.
+files faulthandler has open is found with the garbage collector.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _identity(number: int) -> tuple[int, int] | None:
 
 
 class _Target:
-    """A file as faulthandler takes it; one object per use, so that the uses can be told apart."""
+    """A file as faulthandler takes it; one object per use, so that the uses can be distinguished."""
 
     def __init__(self, file: Descriptor) -> None:
         self._file = file

@@ -40,7 +40,7 @@ class CppStacks(Part):
         why_not = prepare()
         self._is_able = not why_not
         if why_not:
-            self.run.problem(self.NAME, why_not, "py-spy dump --native --pid PID prints them where it is installed")
+            self.run.problem(self.NAME, why_not, "to get them, install py-spy and run py-spy dump --native --pid PID")
 
     def dump(self, reason: str) -> None:
         stacks = self.run.part(Stacks.NAME)
@@ -56,7 +56,7 @@ def is_wanted(reason: str) -> bool:
 def with_native(printed: str, print_again: Callable[[], str]) -> str:
     """The stacks as printed, those of threads that wait in C with their frames in C++.
 
-    A thread that stands elsewhere when all are printed again has moved meanwhile: its halves do not belong together.
+    A thread that is elsewhere when all are printed again has moved: its two halves do not belong together.
     """
     before = _stacks(printed)
     threads = _native_ids()
@@ -91,7 +91,7 @@ def _native_ids() -> Mapping[int | None, int]:
 
 
 def _waits_for_us(frame: FrameType | None) -> bool:
-    """It called rankscope.dump(), or handles a signal: how it waits for the collector is nobody's business."""
+    """It called rankscope.dump(), or handles a signal: how it waits for the collector is irrelevant."""
     while frame is not None:
         if frame.f_code in _WAITING_FOR_US:
             return True

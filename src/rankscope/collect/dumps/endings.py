@@ -1,4 +1,4 @@
-"""How a job ends, or is asked how it is: SIGTERM, SIGUSR2 and exceptions that nobody catches have everything dumped.
+"""How a job ends, or is asked how it is: SIGTERM, SIGUSR2 and uncaught exceptions trigger a dump of everything.
 
 Handlers in Python run in the main thread only, and not while that is stuck in C. So the signals are read from the
 interpreter's wake-up pipe by a thread of its own, and the handlers do what is left: they call those of the job.
@@ -53,8 +53,9 @@ class Endings(Part):
         _installed = self
         self._watch_worker()
         if threading.current_thread() is not threading.main_thread():
-            hint = "begin to collect in the main thread"
-            self.run.problem(self.NAME, "signals have nothing dumped: Python sets handlers in the main thread", hint)
+            hint = "start collecting from the main thread"
+            problem = "signals do not trigger a dump: Python can set handlers only in the main thread"
+            self.run.problem(self.NAME, problem, hint)
             return
         self._pipe = _WakeUpPipe(self._on_signal)
         for number in _SIGNALS:
@@ -77,7 +78,7 @@ class Endings(Part):
 
     def _install(self, number: signal.Signals) -> None:
         if is_caught_in_c(number):
-            self.run.problem(self.NAME, f"{number.name} has nothing dumped: the job handles it outside of Python")
+            self.run.problem(self.NAME, f"{number.name} does not trigger a dump: the job handles it outside of Python")
         elif signal.getsignal(number) != signal.SIG_IGN:
             self._earlier[number] = signal.signal(number, self._handle)
             if number == signal.SIGUSR2 and (stacks := self._stacks()):
@@ -137,7 +138,7 @@ class Endings(Part):
         self._earlier_hook(kind, error, where)
 
     def _on_thread_exception(self, raised: threading.ExceptHookArgs, /) -> None:
-        """The job goes on without this thread, and may hang for want of it."""
+        """The job continues without this thread, and may hang because it is missing."""
         with contextlib.suppress(Exception, KeyboardInterrupt):
             if raised.exc_type is not SystemExit and not self._thread_raised:
                 self._thread_raised = True  # threads may raise again and again: the first one is told

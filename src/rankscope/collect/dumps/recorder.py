@@ -22,7 +22,7 @@ _DUMPERS = ("_dump_nccl_trace", "_dump_xccl_trace", "_dump_fr_trace")
 _one_at_a_time = threading.Lock()
 _SETTLE_SECONDS = 1.0  # at the end, for calls that have ended and are not yet recorded as such
 _LOOK_SECONDS = 0.01
-_LOST_WITHOUT_TRACKER = "`rankscope record --desync` keeps the calls of all backends"
+_LOST_WITHOUT_TRACKER = "use `rankscope record --desync` to record the calls of all backends"
 
 
 class Counts(NamedTuple):
@@ -45,7 +45,7 @@ class Recorder(Part):
 
     def joined(self) -> None:
         if not _dumpers():
-            self.run.problem(self.NAME, "this torch has no Flight Recorder that can be read", _LOST_WITHOUT_TRACKER)
+            self.run.problem(self.NAME, "this version of torch has no readable Flight Recorder", _LOST_WITHOUT_TRACKER)
 
     def dump(self, reason: str) -> None:
         counts = count_calls()
@@ -71,7 +71,7 @@ class Recorder(Part):
         used = [name for name in dumpers if _status(name) != {}]
         if len(used) > 1:
             unread = ", ".join(name.removeprefix("_dump_") for name in used[1:])
-            problem = f"{self._name} has the calls of one recorder only; torch keeps others apart ({unread})"
+            problem = f"{self._name} has the calls of only one recorder; torch also has {unread}"
             self.run.problem(self.NAME, problem, _LOST_WITHOUT_TRACKER)
         chosen = next(iter(used or dumpers), None)
         return _dump(dumpers[chosen]) if chosen else b""
@@ -84,12 +84,12 @@ class Recorder(Part):
             time.sleep(_LOOK_SECONDS)
             n_open = _n_open()
         if n_open:
-            calls = "1 call that was" if n_open == 1 else f"{n_open} calls that were"
-            problem = f"{self._name} was written at the end of the process, with {calls} not recorded as ended"
-            self.run.problem(self.NAME, problem, "wait for the work that asynchronous collectives return")
+            calls = "1 call" if n_open == 1 else f"{n_open} calls"
+            problem = f"{self._name} was written at the end of the process, with {calls} not recorded as complete"
+            self.run.problem(self.NAME, problem, "call wait() on the work that asynchronous collectives return")
 
     def _is_told_better(self, reason: str, counts: Counts | None) -> bool:
-        """The dump that is there has to stay: calls that failed since, for want of a peer, look finished now."""
+        """Keep the existing dump: calls that failed since, because a peer is missing, look finished now."""
         if self._written is None or counts is None or counts.enqueued != self._told.enqueued:
             self._kept_earlier = False
         elif reason != EXIT and self._told.completed < self._told.enqueued:
@@ -97,7 +97,7 @@ class Recorder(Part):
         return self._kept_earlier
 
     def _is_by_torch(self) -> bool:
-        """Somebody else wrote the file, or wrote over it, in the time of this run."""
+        """Another process wrote the file, or overwrote it, during this run."""
         look = self._look()
         return look is not None and look not in (self._found, self._written)
 
@@ -110,7 +110,7 @@ class Recorder(Part):
 
 
 def count_calls() -> Counts | None:
-    """How far the job has come, for some 30 microseconds. None where this torch does not tell."""
+    """How far the job has come, for some 30 microseconds. None if this torch does not report it."""
     told = [status for name in _dumpers() if (status := _status(name)) is not None]
     groups = [group for status in told for group in status.values()]
     if not told:
@@ -132,7 +132,7 @@ def _json_dumper(name: str) -> Callable[[bool, bool], str] | None:
 
 
 def _status(name: str) -> dict[str, dict[str, str]] | None:
-    """Per group what was last enqueued and last completed; empty before the first call, None if it is not told."""
+    """Per group what was last enqueued and last completed; empty before the first call, None if unknown."""
     dump_json = _json_dumper(name)
     if dump_json is None:
         return None
@@ -141,7 +141,7 @@ def _status(name: str) -> dict[str, dict[str, str]] | None:
 
 
 def _n_open() -> int:
-    """Calls that are not recorded as ended. The counters do not tell: calls that end out of order leave them behind."""
+    """Calls that are not recorded as ended. Calls that end out of order leave the counters behind."""
     told = [dump_json for name in _dumpers() if (dump_json := _json_dumper(name)) is not None]
     entries = [entry for dump_json in told for entry in json.loads(dump_json(True, False)).get("entries", ())]
     return sum(not entry.get("retired", True) and entry.get("state") != "completed" for entry in entries)

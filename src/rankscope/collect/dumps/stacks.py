@@ -1,4 +1,4 @@
-"""Where every Python thread stands, in stacks_<rank>.txt: with each dump, and when no Python code can run any more."""
+"""Where every Python thread is, in stacks_<rank>.txt: with each dump, and when no Python code can run anymore."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Stacks(Part):
         return self._printer is None or self._printer.stop_printing_on(number)
 
     def raised(self, thread: int, where: TracebackType | None) -> None:
-        """An exception ends this thread. Its frames are gone when the dump is made: that tells of these instead."""
+        """An exception ends this thread. Its frames are gone when the dump is made, which then uses these instead."""
         frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(where)]
         lines = [f'  File "{code.co_filename}", line {line} in {code.co_name}\n' for code, line in reversed(frames)]
         self._raised = (thread, f"Current thread 0x{thread:016x} (most recent call first):\n{''.join(lines)}")
@@ -145,7 +145,7 @@ def section_header(rank: int, pid: int, when: float, reason: str) -> str:
 
 
 def _by_reason(printed: str) -> Iterator[tuple[str, str]]:
-    """What C code has printed, with the reason: it tells when its timer ran out, else a signal asked for it."""
+    """What C code has printed, with the reason: it says when its timer ran out, else a signal requested it."""
     on_request, *held = _TIMEOUT.split(printed)
     if on_request:
         yield ON_REQUEST, on_request

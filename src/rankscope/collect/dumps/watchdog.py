@@ -1,4 +1,4 @@
-"""Notices that the job stands still: no collective has finished for a set time. Then everything is dumped, once."""
+"""Notices that the job is stuck: no collective has finished for a set time. Then everything is dumped, once."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Watchdog(Part):
         before = self._files()
         self.run.dump(reason)
         written = [name for name, look in self._files().items() if look != before.get(name)]
-        told = f"wrote {', '.join(written)} into {self.run.folder}" if written else "nothing could be written"
-        tell_line(f"rank {self.run.rank}: {reason}: {told}")
+        outcome = f"wrote {', '.join(written)} to {self.run.folder}" if written else "nothing could be written"
+        tell_line(f"rank {self.run.rank}: {reason}: {outcome}")
 
     def _files(self) -> dict[str, tuple[int, int]]:
         looks = {}

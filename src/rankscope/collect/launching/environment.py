@@ -28,7 +28,7 @@ _OF_OTHERS = (settings.VARIABLE, startup.RANK_PID, startup.TORCH_PID, nsys.WRAPP
 class JobEnvironment(NamedTuple):
     variables: dict[str, str]
     notes: list[str]
-    """What the user has set already, and what that means for the run."""
+    """What the user has already set, and what that means for the run."""
 
 
 def job_environment(wanted: Settings, given: Mapping[str, str] = os.environ) -> JobEnvironment:
@@ -39,7 +39,7 @@ def job_environment(wanted: Settings, given: Mapping[str, str] = os.environ) -> 
         if not kept:
             variables[names[0]] = value
         elif variables[kept[0]] != value:
-            notes.append(f"{kept[0]} is set to {variables[kept[0]]} and stays so: {meaning}")
+            notes.append(f"{kept[0]} is already set to {variables[kept[0]]} and is not changed: {meaning}")
     variables[settings.VARIABLE] = wanted.to_text()
     variables["PYTHONPATH"] = _with_hook(given.get("PYTHONPATH", ""))
     return JobEnvironment(variables, notes)
@@ -51,9 +51,9 @@ def _wishes(wanted: Settings) -> list[tuple[tuple[str, ...], str, str]]:
     wishes: list[tuple[tuple[str, ...], str, str]] = []
     if wanted.recorder:
         wishes += [
-            (_RING_SIZE, str(wanted.ring_size), "that many calls are kept, or none if it is 0"),
-            (_DUMP_PREFIX, str(folder / RECORDER_PREFIX), "what torch dumps by itself on a time-out goes there"),
-            (_DUMP_ON_TIMEOUT, "1", "with 0 torch does not dump by itself on a time-out"),
+            (_RING_SIZE, str(wanted.ring_size), "each rank keeps that many calls, or none if it is 0"),
+            (_DUMP_PREFIX, str(folder / RECORDER_PREFIX), "torch writes its own dumps on a timeout there"),
+            (_DUMP_ON_TIMEOUT, "1", "if it is 0, torch writes no dumps on a timeout"),
         ]
     if wanted.compile_log:
         wishes.append((_COMPILE_LOG, str(folder / COMPILE_LOG_FOLDER), "the compile log goes there"))

@@ -28,7 +28,7 @@ _RENDEZVOUS_OPTIONS = ("nnodes", "rdzv-id", "rdzv-endpoint", "master-addr", "mas
 def claim(base: str | Path, run_id: str) -> Path:
     """The folder of the run: `base`, or the first of base/run_2, run_3, ... that holds no other run.
 
-    Who comes with the id of a run that goes on joins it. OSError: the folder cannot be made or written.
+    A process with the id of a running run joins it. OSError: the folder cannot be made or written.
     """
     base = Path(base)
     for number in range(1, _MAX_RUNS):
@@ -36,7 +36,7 @@ def claim(base: str | Path, run_id: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if _is_claimed(folder, run_id):
             return folder
-    raise FileExistsError(f"{base} holds {_MAX_RUNS:,} runs already")
+    raise FileExistsError(f"{base} already has {_MAX_RUNS:,} runs")
 
 
 def claim_rank(folder: Path, rank: int, attempt: int = 0) -> Path:
@@ -52,7 +52,7 @@ def claim_rank(folder: Path, rank: int, attempt: int = 0) -> Path:
         except FileExistsError:
             continue
         return place
-    raise FileExistsError(f"{folder} holds {_MAX_RUNS:,} attempts already")
+    raise FileExistsError(f"{folder} already has {_MAX_RUNS:,} attempts")
 
 
 def places(folder: Path) -> list[Path]:
@@ -157,7 +157,7 @@ def _has_ended(folder: Path) -> bool:
 
 
 def _options(command: Sequence[str]) -> dict[str, str]:
-    """torchrun's options that tell several nodes apart from one, as --name value or --name=value."""
+    """torchrun's options that distinguish several nodes from one, as --name value or --name=value."""
     found: dict[str, str] = {}
     for position, word in enumerate(command):
         name, equals, value = word.lstrip("-").partition("=")

@@ -32,8 +32,8 @@ _FILES = {
     "stacks_{rank}.txt": "stacks",
     **{nsys.REPORT + suffix: nsys.Nsys.NAME for suffix in nsys.SUFFIXES},
 }
-KILLED = "the rank did not end by itself: it was killed or it crashed"
-KILLED_HINT = "its files are those of its last dump; see what the job or the kernel's log says of its end"
+KILLED = "the rank did not exit normally: it was killed or it crashed"
+KILLED_HINT = "its files are from its last dump; check the job's output and the kernel log for why it ended"
 
 Part = dict[str, Any]
 

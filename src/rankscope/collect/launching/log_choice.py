@@ -1,7 +1,7 @@
 """Which of torch's messages go into the file of a rank: those that rankscope was asked for, and those of the job.
 
 The job chooses by TORCH_LOGS or, any number of times, by torch._logging.set_logs. Both end in torch's _init_logs, which
-sets levels and handlers anew: behind each of its calls the file is put in again.
+resets levels and handlers: after each of its calls the file is added again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def write_choices(internal: Any, wanted: LogChoice, file: logging.Handler) -> Ca
 
 
 class _Switch:
-    """What stands in torch's logging beside the job's own choice."""
+    """What is in torch's logging in addition to the job's own choice."""
 
     def __init__(self, internal: Any, wanted: LogChoice, file: logging.Handler) -> None:
         self.of_job = internal.log_state

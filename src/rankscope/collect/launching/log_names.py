@@ -82,11 +82,11 @@ def ask_torch(python: str, asked: Sequence[str] = (), environment: Mapping[str, 
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"{python} cannot be asked for the names of torch's logs: {error}") from None
+        raise InputError(f"could not run {python} to list torch's logs: {error}") from None
     answers = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if not answers:
         last = (done.stderr.strip().splitlines() or ["no answer"])[-1]
-        raise InputError(f"{python} cannot tell the names of torch's logs: {last}")
+        raise InputError(f"{python} could not list torch's logs: {last}")
     return _parsed(answers[-1].removeprefix(_MARK))
 
 

@@ -36,7 +36,7 @@ class Nsys(Part):
         if shutil.which(PROGRAM) is None:
             self.run.problem(self.NAME, "nsys is not on the PATH", "install Nsight Systems, or add its folder to PATH")
         else:
-            hint = "start it by rankscope record: a process that runs already cannot be wrapped"
+            hint = "start the job with rankscope record: nsys cannot attach to a running process"
             self.run.problem(self.NAME, "the rank does not run under nsys", hint)
 
 

@@ -21,13 +21,13 @@ def export_all(folder: Path) -> Iterator[str]:
     pattern = REPORT.format(rank="*") + _REPORT_SUFFIX
     reports = [report for place in folders.places(folder) for report in sorted(place.glob(pattern))]
     if nsys and not reports:
-        yield "nsys has written no report: see what it said above"
+        yield "nsys wrote no report: see its messages above"
     for report in (report for report in reports if not report.with_suffix(_EXPORT_SUFFIX).exists()):
         command = export_command(report)
         problem = _export([nsys, *command[1:]]) if nsys else "nsys is not on the PATH"
         if problem:
-            yield f"{report.name} is not exported: {problem}"
-            yield f"  = help: {shlex.join(command)}"
+            yield f"{report.name} was not exported: {problem}"
+            yield f"  = fix: {shlex.join(command)}"
 
 
 def export_command(report: Path) -> list[str]:
@@ -45,5 +45,5 @@ def _export(command: list[str]) -> str:
         return str(error)
     if done.returncode == 0:
         return ""
-    said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines() or ["it did not say why"]
+    said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines() or ["no message"]
     return f"nsys ended with exit code {done.returncode}: {said[-1]}"

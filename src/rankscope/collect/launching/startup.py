@@ -1,7 +1,7 @@
 """Finds out whether a process of the job is a rank, and which one. Only then is anything collected in it.
 
-A rank is who torchrun says is one, who initialises torch.distributed, or who trains alone. Workers of a DataLoader,
-compilers and other children of a rank have its environment, but are none; torchrun itself is none either.
+A rank is a process that torchrun started as one, that initializes torch.distributed, or that trains alone. Workers of a
+DataLoader, compilers and other children of a rank have its environment, but are none; torchrun itself is none either.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Candidate:
             run.step_found(sign, n_ended)
 
     def joined(self) -> None:
-        """torch.distributed has been initialised here."""
+        """torch.distributed has been initialized here."""
         above = _rank_above()
         if self.run is not None:
             self.run.joined()
@@ -167,7 +167,7 @@ def watch() -> None:
 
 
 def run_of_training() -> Run | None:
-    """The run of a process that says by itself that it trains; None where nothing is collected."""
+    """The run of a process that says by itself that it trains; None when nothing is collected."""
     if _candidate is None:
         return None
     run: Run | None = _candidate.run or _guarded(_candidate.settings, _candidate.begin_alone)
@@ -175,7 +175,7 @@ def run_of_training() -> Run | None:
 
 
 def _guarded(settings: Settings, function: Callable[[], Any]) -> Any:
-    """Nothing reaches the job. What failed is left in the folder, for the launcher to tell."""
+    """Nothing reaches the job. Failures are left in the folder, for the launcher to report."""
     try:
         return function()
     except Exception:
@@ -195,7 +195,7 @@ def _set_older_names() -> None:
 
 
 def watch_init_process_group(joined: Callable[[], object]) -> Callable[[], None]:
-    """Calls `joined` whenever torch.distributed has been initialised, until what is returned is called."""
+    """Calls `joined` whenever torch.distributed has been initialized, until what is returned is called."""
     import torch.distributed
 
     if not torch.distributed.is_available():
@@ -221,7 +221,7 @@ def _replace_in_torch(old: Callable[..., Any], new: Callable[..., Any]) -> None:
 
 
 def identity() -> Identity:
-    """By torch.distributed where it is initialised, else by the environment, else alone."""
+    """By torch.distributed where it is initialized, else by the environment, else alone."""
     import torch.distributed as dist
 
     local_rank = _number("LOCAL_RANK")

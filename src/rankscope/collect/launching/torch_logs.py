@@ -1,7 +1,7 @@
 """What torch's compiler logs: TORCH_LOGS as a file per rank, and the compile log of TORCH_TRACE.
 
-torch's own TORCH_LOGS_OUT is no way: it writes all ranks into one file, and to stderr as well. So the names asked for
-are switched on in the rank, and what the job itself turns on (torch._logging.set_logs) goes into the same file
+torch's own TORCH_LOGS_OUT does not help: it writes all ranks into one file, and to stderr as well. So the requested
+names are switched on in the rank, and what the job itself turns on (torch._logging.set_logs) goes into the same file
 (log_choice.py). Each of the job's handlers keeps showing what the job's own settings ask for.
 """
 
@@ -41,8 +41,8 @@ class TorchLogs(Part):
             self._place_compile_log(_internal.LOG_TRACE_HANDLER)
         self._file = _logs_of_this_process(self.run.settings)
         if self._file is None:
-            problem = f"torch does not know all of the logs {self.run.settings.logs}"
-            self.run.problem(self.NAME, problem, "rankscope logs lists them")
+            problem = f"torch does not know all of these logs: {self.run.settings.logs}"
+            self.run.problem(self.NAME, problem, "to list them, run rankscope logs")
         else:
             self._file.move(self.run.aside(self.file_name))
 
@@ -59,8 +59,8 @@ class TorchLogs(Part):
         if not file.path.exists():
             return  # torch had nothing to say under these names
         if file.is_full:
-            problem = f"{self.file_name} ends at {file.path.stat().st_size:,} bytes: there was no more room"
-            self.run.problem(self.NAME, problem, "ask for fewer names, raise the limit, or free space on the disk")
+            problem = f"{self.file_name} ends at {file.path.stat().st_size:,} bytes: limit reached or disk full"
+            self.run.problem(self.NAME, problem, "request fewer logs, raise the limit, or free disk space")
         self.run.publish_written(self.NAME, self.file_name, file.path)
 
     def _place_compile_log(self, handler: Any) -> None:
@@ -70,8 +70,8 @@ class TorchLogs(Part):
         if own and Path(own) != folder:
             self.run.problem(self.COMPILE_LOG, f"TORCH_TRACE is set to {own}: the compile log goes there")
         elif handler not in logging.getLogger("torch.__trace").handlers:
-            problem = "torch has compiled something before, and writes no log any more"
-            self.run.problem(self.COMPILE_LOG, problem, "begin to collect before the first torch.compile runs")
+            problem = "torch compiled something before collection started, so it writes no log"
+            self.run.problem(self.COMPILE_LOG, problem, "start collecting before the first torch.compile runs")
         elif getattr(handler, "stream", None) is None:
             handler.root_dir = str(folder)
 

@@ -1,4 +1,4 @@
-"""Memory of the rank's accelerator, and how busy it is, as its driver tells: NVML, or the kernel's files of ROCm.
+"""Memory of the rank's accelerator, and how busy it is, as its driver reports: NVML, or the kernel's files of ROCm.
 
 Asked in the collector's thread, now and then; no call of these waits for work on the device.
 """
@@ -52,7 +52,7 @@ class DeviceSampler:
         yield "device_memory_peak_bytes", cuda.max_memory_allocated(self._device.number)
 
     def sample(self) -> Numbers:
-        """As the driver tells it."""
+        """As the driver reports it."""
         yield from self._nvml.sample() if self._nvml is not None else self._rocm()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ ActOnResult = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
 
 class Hooks:
-    """What an `act` raises is dropped: the job's call goes on as if nobody looked."""
+    """What an `act` raises is dropped: the job's call continues as usual."""
 
     def __init__(self) -> None:
         self.is_on = True

@@ -56,7 +56,7 @@ class Learning:
         return latest
 
     def arrived(self) -> Iterator[tuple[str, int, float]]:
-        """Name, step and value of what devices have told meanwhile: in the step that it is of, or later."""
+        """Name, step and value of what devices have reported meanwhile: in the step that it is of, or later."""
         for name, scalar in self._fetched.items():
             found = scalar.ready()
             if found is not None:

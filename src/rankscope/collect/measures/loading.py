@@ -1,6 +1,6 @@
 """How long the job's thread waits for its DataLoader, and how much the loader gave it.
 
-What the loader does not tell stays unknown. Samples are counted where the loader makes batches of a known size, tokens
+What the loader does not report stays unknown. Samples are counted if the loader makes batches of a known size, tokens
 where a batch says so. A step whose batches came from more than one iteration has no count: one of them is an
 evaluation, or the job trains on several loaders at once.
 """
@@ -77,7 +77,7 @@ class Loading:
             here.tokens = _added(here.tokens, n_tokens(torch, batch))
 
     def take(self) -> Iterator[tuple[str, float]]:
-        """loader_wait_s, samples and tokens of the step that ends in this thread; then they count anew."""
+        """loader_wait_s, samples and tokens of the step that ends in this thread; then the counts restart."""
         here = self._here
         if here.wait_ns:
             yield "loader_wait_s", here.wait_ns / 1e9

@@ -1,6 +1,6 @@
 """Memory of the process and its host, and bytes that went over disk and network, from the kernel's own counters.
 
-Read in the collector's thread, now and then. What a system does not tell is left out.
+Read in the collector's thread, now and then. What a system does not report is left out.
 """
 
 from __future__ import annotations

@@ -40,13 +40,13 @@ class Training:
         return failed
 
     def take(self, step: int) -> dict[str, float]:
-        """What the step that has just ended told; then all counts anew."""
+        """The measures of the step that has just ended; then all counts restart."""
         if self._later:
             self._install_imported()
         return {**self._learning.take(step), **dict(self._loading.take()), **dict(self._pauses.take())}
 
     def arrived(self) -> Iterator[tuple[str, int, float]]:
-        """Name, step and value of what a device has told since; in the job's thread."""
+        """Name, step and value of what a device has reported since; in the job's thread."""
         return self._learning.arrived()
 
     def remove(self) -> None:

@@ -59,7 +59,7 @@ class FileBytes:
         try:
             return struct.unpack(layout, self.small(start, struct.calcsize(layout)))
         except struct.error as error:
-            raise ValueError("the file is cut short") from error
+            raise ValueError("the file is truncated") from error
 
     def text(self, start: int, n_most: int) -> str | None:
         """Up to the next zero byte; None where that is too far."""
@@ -74,7 +74,7 @@ class ElfFile:
         self.data = FileBytes(path)
         try:
             if self.data.small(0, 6) != _IS_64_LITTLE or self.data.unpack("<H", 18)[0] != _X86_64:
-                raise ValueError(f"{path} is no program of x86-64")
+                raise ValueError(f"{path} is not an x86-64 program")
             self.segments, self._table = self._program_headers()
         except (OSError, ValueError):
             self.close()

@@ -70,7 +70,7 @@ class _Memory:
             file.close()
 
     def unwind(self, waiting: Waiting) -> list[_Place]:
-        """As far as the rules and the copy of the stack reach. Registers that the kernel did not tell are unknown."""
+        """As far as the rules and the copy of the stack reach. Registers that the kernel did not report are unknown."""
         registers: dict[int, int | None] = {SP: waiting.sp}
         pc: int | None = waiting.pc
         places: list[_Place] = []

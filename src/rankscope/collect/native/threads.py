@@ -1,6 +1,6 @@
 """Where a thread of this process waits in the kernel, and a copy of its stack.
 
-Nothing is stopped and no signal is sent: the kernel tells the stack pointer of a thread that waits in a system call,
+Nothing is stopped and no signal is sent: the kernel reports the stack pointer of a thread that waits in a system call,
 and copies memory without a fault when the thread has ended meanwhile.
 """
 
@@ -81,14 +81,14 @@ class _Span(ctypes.Structure):
 def why_unreadable() -> str:
     """Empty if this machine and its kernel let a process look at its threads."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return "C++ frames are read on Linux on x86-64 only"
+        return "C++ frames are read only on Linux on x86-64"
     try:
         with open("/proc/self/syscall", "rb") as file:
             file.read()
         probe = ctypes.create_string_buffer(b"probe")
         is_copied = _copy(ctypes.addressof(probe), 5) == b"probe"
     except (OSError, AttributeError) as error:
-        return f"the kernel does not tell where threads wait: {error}"
+        return f"the kernel does not report where threads wait: {error}"
     return "" if is_copied else "the kernel, or the container, forbids process_vm_readv"
 
 

@@ -1,4 +1,4 @@
-"""The period of a sequence: how many calls there are until it begins anew."""
+"""The period of a sequence: how many calls there are until it repeats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _N_SEARCHES = 20  # each takes some milliseconds: a job that never repeats itsel
 
 
 class Periods:
-    """Takes one call after another, and tells where the sequence begins anew."""
+    """Takes one call after another, and says where the sequence repeats."""
 
     def __init__(self) -> None:
         self._calls: deque[int] = deque(maxlen=_N_KEPT)

@@ -53,7 +53,7 @@ class Profiling(Part):
             steps.look_further()
 
     def steps_change(self, n_before: int) -> None:
-        """What was recorded of other steps, an evaluation before the training for example, is not what was asked for.
+        """A recording of other steps, for example of an evaluation before the training, is not what was requested.
 
         It stays until the new recording takes its place.
         """
@@ -78,7 +78,7 @@ class Profiling(Part):
         """Only the thread that trains could end a recording, and it is not the one that dumps."""
         session = self._session
         if session is not None and session.is_recording and reason == "SIGTERM":
-            self.run.problem(self.NAME, f"{session.names()} lost: SIGTERM came while they were recorded")
+            self.run.problem(self.NAME, f"{session.names()} lost: SIGTERM came during the recording")
 
     def close(self) -> None:
         """The job ends: what is being recorded is kept, with the steps that it has."""
@@ -87,7 +87,9 @@ class Profiling(Part):
             if session is None:
                 self._tell_what_lacks()
             elif not session.is_in_own_thread():
-                self.run.problem(self.NAME, f"{session.names()} lost: the job ended in another thread than its steps")
+                self.run.problem(
+                    self.NAME, f"{session.names()} lost: the job ended in a different thread than its steps"
+                )
             elif session.is_recording and session.n_steps:
                 self._end_early(session)
             else:
@@ -143,10 +145,10 @@ class Profiling(Part):
             yield
 
     def _record(self, plan: _Plan) -> _Steps:
-        """Again and again, until no profiler of the job's own has come between."""
+        """Repeats until no profiler of the job has interfered."""
         while True:
             while self._sharing.is_taken():
-                self.run.problem(self.NAME, "recording waited for a profiler of the job's own code to end")
+                self.run.problem(self.NAME, "recording waited for the job's own profiler to end")
                 yield
             self._session = session = Session(self.run, plan.execution_trace, plan.kineto)
             self._ranges.install()
@@ -180,27 +182,28 @@ class Profiling(Part):
             return
         self.run.problem(
             self.NAME,
-            f"in step {self.run.n_steps + 1} the job's own code started a profiler: recording stopped, to begin anew",
+            f"the job started its own profiler in step {self.run.n_steps + 1}: recording stopped and will restart",
         )
         session.give_way()
 
     def _end_early(self, session: Session) -> None:
         session.stop()
         session.keep(cut=self.run.n_steps + 1)
-        whole = "1 whole step" if session.n_steps == 1 else f"{session.n_steps} whole steps"
-        self.run.problem(self.NAME, f"the job ended while it was recorded: {session.names()} cover {whole}")
+        whole = "1 complete step" if session.n_steps == 1 else f"{session.n_steps} complete steps"
+        self.run.problem(self.NAME, f"the job ended during the recording: {session.names()} cover {whole}")
 
     def _tell_what_lacks(self) -> None:
         if self._is_done:
             return
         settings, n_steps = self.run.settings, self.run.n_steps
         if not n_steps:
-            problem = "no training step was seen: no optimizer, model, loader or collective was used again and again"
+            problem = "no training steps detected: no optimizer, model, data loader or collective was used repeatedly"
             hint = "call rankscope.step() at the end of each step"
         else:
-            problem = f"the job ended after {n_steps} steps, before all was recorded that was asked for"
+            steps = "1 step" if n_steps == 1 else f"{n_steps} steps"
+            problem = f"the job ended after {steps}, before the requested steps were recorded"
             n_first = max(settings.skip_first + settings.wait, not self.run.begins_with_step) + settings.warmup
-            hint = f"the first {n_first} steps are not recorded: ask for a smaller wait, or for fewer active steps"
+            hint = f"recording starts after {n_first} steps: use a smaller wait, or fewer active steps"
         self.run.problem(self.NAME, problem, hint)
 
     def _clean_up(self) -> None:

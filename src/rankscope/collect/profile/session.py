@@ -104,13 +104,13 @@ class Session:
                     unmark_step(partial, cut)
                 if not has_operators(partial):
                     self._run.problem(
-                        kind, f"{name} holds no operator: nothing ran in the steps that it covers", _NO_WORK
+                        kind, f"{name} has no operators: nothing ran in the steps that it covers", _NO_WORK
                     )
                 self._run.publish_written(kind, name, partial, pack=self._run.settings.gzip, replace=True)
             else:
                 _delete(partial)
-                hint = "free space on that disk, or collect into another folder"
-                self._run.problem(kind, f"{name} was not written: torch could not write all of it", hint)
+                hint = "free disk space, or collect to another folder"
+                self._run.problem(kind, f"{name} was not written: torch could not write it completely", hint)
 
     def drop(self) -> None:
         """Leaves nothing behind, neither in torch nor in the folder."""
@@ -151,7 +151,7 @@ class Session:
         observer = ExecutionTraceObserver()
         observer.register_callback(str(self._aside(name)))
         if not observer.is_registered:
-            raise OSError(f"torch cannot write {name} into {self._run.folder}")
+            raise OSError(f"torch cannot write {name} to {self._run.folder}")
         return observer
 
     def _aside(self, name: str) -> Path:
@@ -176,7 +176,7 @@ def has_operators(path: Path) -> bool:
 
 
 def unmark_step(path: Path, number: int) -> None:
-    """Renames its mark, in place: a step that was cut short would be taken for a short one."""
+    """Renames its mark, in place: a truncated step would be mistaken for a short one."""
     mark, tail = (f'"Profiler{word}#{number}"'.encode() for word in ("Step", "Tail"))
     with path.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as content:
         at = content.find(mark)

@@ -108,7 +108,7 @@ class Sharing:
 
 
 def _at_work() -> tuple[bool, bool]:
-    """Whether the job has a profiler and an observer already: torch does not tell when they only wait."""
+    """Whether the job has a profiler and an observer already: torch does not report those that only wait."""
     from torch.autograd.profiler import profile
     from torch.profiler import ExecutionTraceObserver
 

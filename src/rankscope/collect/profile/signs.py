@@ -39,7 +39,7 @@ class Finder(Protocol):
 
 
 class Sign:
-    """Tells the finder whenever it is seen."""
+    """Notifies the finder whenever it is seen."""
 
     KIND: str
 
@@ -341,7 +341,7 @@ class Collectives(Sign):
             self._tell(0)
 
     def _pass_on(self, *_: Any) -> None:
-        """What else the hooks tell does not matter here."""
+        """What else the hooks report does not matter here."""
 
     start_coalescing = end_coalescing = waited = wait_failed = _pass_on
 

@@ -1,4 +1,4 @@
-"""Steps of the job, found without its help: by what repeats in it.
+"""Steps of the job, detected automatically by what repeats in it.
 
 What ends a step, the best sign first:
 
@@ -6,7 +6,7 @@ What ends a step, the best sign first:
 - backward: a backward pass has returned
 - forward: the outermost module with parameters is called
 - loader: the next batch is asked for
-- collectives: their sequence begins anew
+- collectives: their sequence repeats
 
 An optimizer is believed at once. Every other sign must repeat while no better one appears, and gives way as soon as a
 better one does. Signs below the one that is believed are no longer watched.
@@ -114,7 +114,7 @@ class Finder:
             sign.look_further()
 
     def saw(self, kind: str, thing: Any) -> bool:
-        """`thing` has shown the sign. True where that is the end of a step, which `ended` then has to tell."""
+        """`thing` has shown the sign. True where that is the end of a step, which `ended` then has to report."""
         if self.is_in_backward:
             self._steps_in_backward |= kind == OPTIMIZER
             return False

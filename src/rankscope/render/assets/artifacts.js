@@ -1,4 +1,4 @@
-// The files of compilations: each lies with others in a block of data, and is unpacked and shown when it is asked for.
+// The files of compilations: each is packed with others in a block of data, and unpacked when it is opened.
 (() => {
   "use strict";
   const pane = document.querySelector("dialog.artifact");
@@ -7,7 +7,7 @@
   const about = pane.querySelector("p");
   const content = pane.querySelector("div");
   let shown = ""; // the place of the text that is shown: block.position
-  let before = ""; // where the page stood
+  let before = ""; // where the page was
 
   function clear() {
     if (download.href) URL.revokeObjectURL(download.href);
@@ -47,7 +47,7 @@
     }
     if (shown !== place) return; // something else was opened meanwhile
     if (file) show(file, whose);
-    else title.textContent = "This file is not in the page.";
+    else title.textContent = "This page does not contain the file.";
   }
 
   document.addEventListener("click", (event) => {

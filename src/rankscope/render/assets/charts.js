@@ -1,5 +1,5 @@
 // Charts of the views Performance and Metrics: one tooltip for all marks, by pointer and by arrow keys, and maps with too
-// many cells for elements. Whatever a chart says stands in its marks' titles or in a block of numbers.
+// many cells for elements. Everything a chart says is in its marks' titles or in a block of numbers.
 (() => {
   "use strict";
   const tip = document.createElement("div");
@@ -77,7 +77,7 @@
     within(place, n) {
       return Math.max(0, Math.min(n - 1, place));
     }
-    // Of the rows that share a line of pixels, the one that is seen is told.
+    // Of the rows that share a line of pixels, the visible one is described.
     tell(x, y, together) {
       const [row, column] = this.at;
       const first = row - (row % together), last = Math.min(this.rows, first + together);
@@ -102,7 +102,7 @@
       const { columns } = this.meta;
       const lines = Math.min(this.rows, this.height);
       const image = new ImageData(columns, lines);
-      const low = colour(this.canvas, "--heat-low"), high = colour(this.canvas, "--heat-high");
+      const low = color(this.canvas, "--heat-low"), high = color(this.canvas, "--heat-high");
       for (let line = 0; line < lines; line++) {
         const first = Math.floor((line * this.rows) / lines);
         const last = Math.max(first + 1, Math.floor(((line + 1) * this.rows) / lines));
@@ -127,7 +127,7 @@
   }
 
   // What a variable of the theme is just now: drawn once, as its own value may be a mixture.
-  function colour(near, name) {
+  function color(near, name) {
     const probe = document.createElement("span");
     probe.style.color = `var(${name})`;
     near.parentElement.append(probe);

@@ -1,9 +1,9 @@
-// Colours and line numbers for <pre class="code" data-language="python|cpp">. The text is in the page already: without
+// Colors and line numbers for <pre class="code" data-language="python|cpp">. The text is in the page already: without
 // this script it is plain. Tokens become elements only for the lines that come into view, so that megabytes stay usable.
 (() => {
   "use strict";
   const LINES_PER_BLOCK = 400;
-  const MAX_COLOURED = 8e6; // characters; beyond this lines are numbered but not coloured
+  const MAX_COLORED = 8e6; // characters; beyond this lines are numbered but not colored
   const MAX_NUMBERED = 3e5; // lines; beyond this the text is left as it is
 
   const words = (text) => text.replace(/ /g, "|");
@@ -57,7 +57,7 @@
     return low;
   }
 
-  function colourLine(line, text, start, end, found, next) {
+  function colorLine(line, text, start, end, found, next) {
     const parts = [];
     let position = start;
     while (next < found.length && found[next].start < end) {
@@ -77,12 +77,12 @@
     return next;
   }
 
-  function colourBlock(block, text, starts, found) {
+  function colorBlock(block, text, starts, found) {
     const first = Number(block.dataset.first);
     let next = firstEndingAfter(found, starts[first]);
     [...block.children].forEach((line, index) => {
       const number = first + index;
-      next = colourLine(line, text, starts[number], starts[number + 1] - 1, found, next);
+      next = colorLine(line, text, starts[number], starts[number + 1] - 1, found, next);
     });
   }
 
@@ -119,14 +119,14 @@
       const line = event.target.closest(".line");
       if (line && event.clientX - line.getBoundingClientRect().left < 64 && !prefix) location.hash = line.id;
     });
-    if (text.length > MAX_COLOURED || !GRAMMARS[pre.dataset.language]) return;
+    if (text.length > MAX_COLORED || !GRAMMARS[pre.dataset.language]) return;
     let found = null;
     const watcher = new IntersectionObserver((entries) => {
       for (const entry of entries) {
         if (!entry.isIntersecting) continue;
         watcher.unobserve(entry.target);
         found = found || tokens(text, pre.dataset.language);
-        colourBlock(entry.target, text, starts, found);
+        colorBlock(entry.target, text, starts, found);
       }
     }, { rootMargin: "600px" });
     blocks.forEach((block) => watcher.observe(block));

@@ -1,4 +1,4 @@
-// A report in one file: what would be other files lies compressed in blocks of data and is shown in a pane of this page.
+// A report in one file: the other files are compressed in blocks of data and shown in a pane of this page.
 (() => {
   "use strict";
   const MAX_SHOWN = 3e7; // characters of text; larger files are offered for download only
@@ -69,7 +69,7 @@
     pane.hidden = false;
     if (!files.has(path)) {
       download.hidden = true;
-      content.textContent = `${path} is not in this file: it was too large, or does not exist.`;
+      content.textContent = `${path} is not in this report: it was too large or does not exist.`;
       return;
     }
     const blob = await bytesOf(path);
@@ -78,7 +78,7 @@
     address = URL.createObjectURL(blob);
     download.href = address;
     download.download = path.split("/").pop();
-    if (blob.size > MAX_SHOWN) content.textContent = "Too large to be shown here; download it.";
+    if (blob.size > MAX_SHOWN) content.textContent = "Too large to show here; download it instead.";
     else if (path.endsWith(".html")) showPage(await blob.text(), path, fragment);
     else showText(await blob.text(), path);
     pane.querySelector("button").focus();

@@ -1,4 +1,4 @@
-// Search, sort, deep links, and what is put in when it is asked for. Without this script the page shows its beginning
+// Search, sort, deep links, and content that is added on demand. Without this script the page shows its beginning
 // and all findings. Rows that wait in the block of data are HTML that was escaped when the page was made.
 (() => {
   "use strict";
@@ -175,7 +175,7 @@
     document.getElementById("nothing").hidden = anywhere;
   }
 
-  // What lies in the page as data, unpacked: {meta, arrays}. A server sends it when it is asked for.
+  // What lies in the page as data, unpacked: {meta, arrays}. A server sends it on demand.
   const blocks = new Map();
   async function read(name) {
     const element = document.querySelector(`script[data-block="${CSS.escape(name)}"]`);
@@ -200,7 +200,7 @@
     return answer.arrayBuffer();
   }
 
-  // A view's script starts when its section comes near. It may take what stands behind the ? of a link, and search.
+  // A view's script starts when its section comes near. It may handle the part of a link after the ?, and search.
   const views = new Map(); // by the section's id: {start, started, go, find}
   const near = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) begin(entry.target.id);

@@ -11,7 +11,7 @@
   const [frame, tip, said, pinned, key, hits, off] = ["frame", "tip", "said", "pins", "legend", "hits", "off"].map((name) => section.querySelector(`.map-${name}`));
   const tools = Object.fromEntries([...section.querySelectorAll("[data-map]")].map((each) => [each.dataset.map, each]));
   const outlines = ["cursor", "pinned", "pinned"].map((kind) => make("div", "", `map-outline ${kind}`));
-  let started, pool, map, rows, view, colours, cursor, pins = [], waiting = 0;
+  let started, pool, map, rows, view, colors, cursor, pins = [], waiting = 0;
 
   function make(tag, text, kind = "") {
     const made = document.createElement(tag);
@@ -99,7 +99,7 @@
     const [left, right] = edges(view.x, 1 / (view.w * scale), width, map.n);
     const [above, below] = edges(view.y, 1 / (view.h * scale), height, rows.length);
     const data = layer(), first = left[0], worst = new Uint8Array(right[width - 1] - first), values = new Uint8Array(width * height);
-    const hasGap = [view.w * scale >= 5, view.h * scale >= 5]; // large cells stand apart
+    const hasGap = [view.w * scale >= 5, view.h * scale >= 5]; // large cells have gaps
     for (let y = 0, at = 0; y < height; y++, at += width) {
       if (hasGap[1] && above[y + 1] > above[y]) continue;
       if (y && above[y] === above[y - 1] && below[y] === below[y - 1]) {
@@ -117,22 +117,22 @@
       }
     }
     const image = new ImageData(width, height), pixels = new Uint32Array(image.data.buffer);
-    for (let at = 0; at < values.length; at++) pixels[at] = colours[values[at]];
-    // What is wrong is seen however small it is: its neighbours have its colour too.
+    for (let at = 0; at < values.length; at++) pixels[at] = colors[values[at]];
+    // What is wrong is seen however small it is: its neighbors have its color too.
     if (tools.layer.value === "state" && !(hasGap[0] && hasGap[1])) {
       const steps = [...(hasGap[0] ? [] : [1, -1]), ...(hasGap[1] ? [] : [width, -width])];
       for (let at = 0; at < values.length; at++) {
         if (values[at] <= OTHER_LINE) continue;
         for (const step of steps) {
           const isBeside = Math.abs((at % width) - ((at + step) % width)) < 2;
-          if (isBeside && values[at + step] < values[at]) pixels[at + step] = colours[values[at]];
+          if (isBeside && values[at + step] < values[at]) pixels[at + step] = colors[values[at]];
         }
       }
     }
     return image;
   }
 
-  // The longest has the last colour, and each one before it a tenth of the time.
+  // The longest has the last color, and each one before it a tenth of the time.
   const heatOf = (level) => Math.max(0, N_HEATS - 1 - Math.floor((map.longest - level) / PER_DECADE));
 
   function valuesOf(name) {
@@ -142,11 +142,11 @@
     return seen;
   }
 
-  // What the colours mean; they stand in the style sheet, and a cell's is looked up by its byte.
+  // What the colors mean; they are in the style sheet, and a cell's is looked up by its byte.
   function legend() {
     const seen = valuesOf(tools.layer.value), isState = tools.layer.value === "state", items = new Map();
     map.longest = seen.lastIndexOf(1, NEVER - 1);
-    colours = new Uint32Array(256);
+    colors = new Uint32Array(256);
     for (let value = 1; value < 256; value++) {
       if (!seen[value]) continue;
       const heat = heatOf(value), most = time(map.longest - (N_HEATS - 1 - heat) * PER_DECADE);
@@ -157,7 +157,7 @@
       items.get(name).style.setProperty("--fill", `var(--map-${name})`);
       tip.style.color = `var(--map-${name})`;
       const [r, g, b] = getComputedStyle(tip).color.match(/\d+/g);
-      colours[value] = (255 << 24) | (b << 16) | (g << 8) | r;
+      colors[value] = (255 << 24) | (b << 16) | (g << 8) | r;
     }
     tip.style.color = "";
     key.replaceChildren(...items.values());
@@ -202,7 +202,7 @@
     canvas.dataset.drawn = [map.block, tools.layer.value, rows.length].join(" ");
   }
 
-  // In large cells a sign tells the state as well.
+  // In large cells a sign shows the state as well.
   function signs(context) {
     context.fillStyle = getComputedStyle(canvas).backgroundColor;
     context.textAlign = "center";
@@ -240,7 +240,7 @@
       if (y - lastY < 12 || y < TOP || (isByHost ? place && map.hosts[row] === map.hosts[rows[place - 1]] : place % places)) continue;
       context.fillText(isByHost ? hostOf(row).slice(-9) : map.ranks[row], LEFT - 12, (lastY = y));
     }
-    context.fillStyle = style.accentColor; // what findings speak of
+    context.fillStyle = style.accentColor; // what findings name
     for (const { rank, seq } of map.meta.marks) {
       const row = map.rowOf.get(rank), y = yOf(map.placeOf.get(row) + 0.5), x = seq === null ? NaN : xOf(columnOf(seq, row) + 0.5);
       if (y >= TOP && y <= TOP + view.height) context.fillText("▶", LEFT - 1, y);
@@ -313,7 +313,7 @@
 
   // Moving
 
-  // Of the cells that share the pixel, the one whose colour is seen.
+  // Of the cells that share the pixel, the one whose color is visible.
   function cellAt(event) {
     const box = canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
     const column = Math.floor(view.x + (x - LEFT) / view.w), place = Math.floor(view.y + (y - TOP) / view.h);
@@ -485,14 +485,14 @@
     await loading;
     for (const [name, listener] of Object.entries(listeners)) canvas.addEventListener(name, listener, { passive: false });
     section.addEventListener("keydown", (event) => event.key === "Escape" && pin());
-    const recolour = () => (legend(), redraw());
-    const changes = { choice: () => load(tools.choice.value), group: arrange, order: arrange, host: arrange, layer: recolour };
+    const recolor = () => (legend(), redraw());
+    const changes = { choice: () => load(tools.choice.value), group: arrange, order: arrange, host: arrange, layer: recolor };
     for (const [name, change] of Object.entries(changes)) tools[name]?.addEventListener("input", change);
     const clicks = { in: () => zoom(1.5), out: () => zoom(1 / 1.5), fit };
     for (const [name, click] of Object.entries(clicks)) tools[name].addEventListener("click", click);
     new ResizeObserver(redraw).observe(frame);
-    for (const name of ["resize", "themechange"]) addEventListener(name, recolour);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+    for (const name of ["resize", "themechange"]) addEventListener(name, recolor);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolor);
   }
 
   const begin = () => (started ||= start());

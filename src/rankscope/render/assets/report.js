@@ -8,7 +8,7 @@
     const root = document.documentElement;
     const isDark = getComputedStyle(root).colorScheme === "dark" || (!root.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
     root.dataset.theme = isDark ? "light" : "dark";
-    dispatchEvent(new Event("themechange")); // what is drawn on a canvas has to be drawn anew
+    dispatchEvent(new Event("themechange")); // canvases have to be redrawn
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));
 })();

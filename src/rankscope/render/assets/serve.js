@@ -16,7 +16,7 @@
     return answer.arrayBuffer();
   }
 
-  // Perfetto answers PING when it has loaded. Until then the window is anybody's, so that it gets nothing but that.
+  // Perfetto answers PING when it has loaded. Until then the window could be any site's, so it gets nothing else.
   async function loaded(other) {
     let isReady = false;
     const hear = (event) => (isReady ||= event.source === other && event.origin === to && event.data === "PONG");
@@ -26,7 +26,7 @@
       await pause(100);
     }
     removeEventListener("message", hear);
-    if (!isReady) throw new Error(`${to} did not answer. Save the file instead: rankscope timeline`);
+    if (!isReady) throw new Error(`${to} did not answer. Write the file instead: rankscope timeline PATH -o timeline.json.gz`);
   }
 
   button.addEventListener("click", async () => {
@@ -34,7 +34,7 @@
     button.disabled = true;
     said.textContent = "Making the timeline…";
     try {
-      if (!other) throw new Error("The browser refused to open a window.");
+      if (!other) throw new Error("The browser blocked the new window. Allow pop-ups for this page.");
       const [buffer] = await Promise.all([fetched(), loaded(other)]);
       other.postMessage({ perfetto: { buffer, title: document.title } }, to, [buffer]);
       said.textContent = "";

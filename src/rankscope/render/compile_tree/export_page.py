@@ -1,11 +1,11 @@
-"""The report on an export: what would not hold for other inputs, and where in the code it comes from."""
+"""The report on an export: what may not hold for other inputs, and where in the code it comes from."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from rankscope.model.finding import Report
+from rankscope.model.finding import Report, count_noun
 from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import Trace
 from rankscope.render.compile_tree.export_problems import (
@@ -23,33 +23,33 @@ from rankscope.render.html import page, text
 
 _WORDS = {
     "Guard Evaluated": (
-        "The guard {subject} was evaluated: the program is right only where it holds. Shapes that were declared to go "
-        "beyond it make the export fail.",
-        "Mark the dimension as it really is (Dim.AUTO, or a bound that fits), or change the code that asks.",
+        "The guard {subject} was evaluated: the program is correct only where it holds. The export fails if the "
+        "declared shapes go beyond it.",
+        "Declare the dimension as it really is (Dim.AUTO, or tighter bounds), or change the code that needs the guard.",
     ),
     "Data Dependent Error": (
-        "Whether {subject} holds depends on data. It was taken to be {outcome}, and asserts were put into the graph.",
-        "If it always holds, say so with torch._check(...) before this line.",
+        "Whether {subject} holds depends on data. It was assumed to be {outcome}, and asserts were added to the graph.",
+        "If it always holds, assert it with torch._check(...) before this line.",
     ),
     "Data Dependent Guard": (
-        "{subject} depends on data, so that torch could not decide it.",
-        "Say what holds with torch._check(...) before this line, or use torch.cond for both ways.",
+        "{subject} depends on data, so torch could not decide it.",
+        "Assert what holds with torch._check(...) before this line, or use torch.cond to keep both branches.",
     ),
     "Missing Fake Kernel": (
-        "{subject} has no fake kernel, so its output's shape is not known without running it.",
-        "Give it one with torch.library.register_fake.",
+        "{subject} has no fake kernel, so the shape of its output is unknown until it runs.",
+        "Register one with torch.library.register_fake.",
     ),
     "Mismatched Fake Kernel": (
-        "The fake kernel of {subject} does not give what the kernel gives: {outcome}",
-        "Correct what was registered with torch.library.register_fake.",
+        "The fake kernel of {subject} and the real kernel return different results: {outcome}",
+        "Correct the function registered with torch.library.register_fake.",
     ),
     UNREADABLE: (
-        "This record speaks of a problem, but it is damaged: {subject}",
-        "Export again: the job or the copy of its log was cut short.",
+        "This record reports a problem, but it is damaged: {subject}",
+        "Export again: the job was interrupted, or the copy of its log is incomplete.",
     ),
 }
 _WITH_PAGE = ("Guard Evaluated", "Data Dependent Error", "Data Dependent Guard")
-_HOW_TO_RECORD = "Run torch.export.draft_export with TORCH_DTRACE=FOLDER, and give that folder to rankscope."
+_HOW_TO_RECORD = "Run torch.export.draft_export with TORCH_DTRACE=FOLDER, and run rankscope on that folder."
 
 
 def write_export(trace: Trace, report: Report, tree: RankTree, folder: str, options: TreeOptions) -> list[str]:
@@ -108,9 +108,9 @@ def _verdict(export: Export, is_cut: bool) -> Iterator[str]:
     yield "<h1>Draft Export Report</h1>"
     n_problems = len(export.problems)
     if n_problems:
-        found = "1 problem was found" if n_problems == 1 else f"{n_problems} problems were found"
+        found = f"{count_noun(n_problems, 'problem')} found"
         effect = (
-            "the exported program may be wrong for other inputs than the one it was made with"
+            "the exported program may be wrong for inputs other than the one it was exported with"
             if export.programs
             else "the log has no exported program"
         )
@@ -118,13 +118,13 @@ def _verdict(export: Export, is_cut: bool) -> Iterator[str]:
     elif not export.is_recorded:
         yield f"<p>The log has no record of an export. {_HOW_TO_RECORD}</p>"
     elif is_cut or export.n_unreadable:
-        yield "<p>What can be read tells of no problem, but the log is damaged: nothing follows from that.</p>"
+        yield "<p>The readable records show no problem, but the log is damaged: a problem may be in the lost part.</p>"
     elif not export.programs:
-        yield "<p>An export began, but the log has no exported program: it failed, or did not come to its end.</p>"
+        yield "<p>An export started, but the log has no exported program: it failed or did not finish.</p>"
     else:
-        yield "<p>No problem was found: torch.export.export() gives the same program.</p>"
+        yield "<p>No problems found: torch.export.export() produces the same program.</p>"
     if export.n_unreadable:
-        yield f"<p>{export.n_unreadable} record(s) of the log could not be read.</p>"
+        yield f"<p>{count_noun(export.n_unreadable, 'record')} in the log could not be read.</p>"
 
 
 def _problem_table(problems: Sequence[Problem], paths: dict[tuple[int, int], str]) -> Iterator[str]:
@@ -137,7 +137,7 @@ def _problem_table(problems: Sequence[Problem], paths: dict[tuple[int, int], str
         name = f"torch.ops.{problem.subject}" if "Fake Kernel" in problem.title else problem.subject
         words = reason.format(subject=f"<code>{text(name)}</code>", outcome=f"<code>{text(problem.outcome)}</code>")
         path = paths.get((problem.row["file_id"], problem.row["record"]))
-        more = f' <a href="{text(path)}">Stacks, variables and where the expression comes from</a>' if path else ""
+        more = f' <a href="{text(path)}">Stacks, variables and the origin of the expression</a>' if path else ""
         where = _place(problem.place)
         yield f"<tr><td>{text(problem.title)}</td><td>{words}</td><td>{where}</td><td>{text(remedy)}{more}</td></tr>"
     yield "</tbody></table>"
@@ -162,7 +162,7 @@ def _guard_page(problem: Problem) -> bytes:
         body.append(f"<h2>{text(heading)}</h2>")
         body.append("<pre>" + "\n".join(f"{text(name)}: {text(value)}" for name, value in values.items()) + "</pre>")
     body.append("<h2>How it was computed</h2>")
-    body += _expression(problem.origin) if problem.origin else ["<p>The log does not tell.</p>"]
+    body += _expression(problem.origin) if problem.origin else ["<p>Not recorded in the log.</p>"]
     return page(f"Symbolic guard {problem.subject}", body).encode("utf-8", "replace")
 
 
@@ -177,7 +177,7 @@ def _stack(heading: str, frames: Iterable[Frame], *, is_open: bool) -> Iterator[
 
 def _expression(expression: Expression) -> Iterator[str]:
     frame = expression.user_stack[-1] if expression.user_stack else None
-    made = f"{expression.method}({', '.join(expression.arguments)})" if expression.method else "a value of the data"
+    made = f"{expression.method}({', '.join(expression.arguments)})" if expression.method else "a value from the data"
     yield f"<ul><li><code>{text(expression.result)}</code> = <code>{text(made)}</code> {_place(frame)}"
     yield from _stack("All frames", expression.stack, is_open=False)
     for part in expression.parts:

@@ -1,4 +1,4 @@
-"""What an export stumbled over, from the records that TORCH_DTRACE adds to a log."""
+"""The problems of an export, from the records that TORCH_DTRACE adds to a log."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _places(trace: Trace, file_id: int) -> dict[int, Frame]:
 
 
 class _Walk:
-    """One log, record by record: file names and expressions are told before they are used, and ids are used again."""
+    """One log, record by record: file names and expressions come before their uses, and ids are reused."""
 
     def __init__(self, log: MappedLog, places: Mapping[int, Frame]) -> None:
         self._log = log
@@ -191,7 +191,7 @@ def _decoded(header: bytes) -> dict[str, Any]:
 
 
 def _key(number: Any) -> Any:
-    """Numbers are keys; what else stands there in a damaged log must not break the look-up."""
+    """Keys are numbers; anything else in a damaged log must not break the lookup."""
     return number if isinstance(number, int) else None
 
 

@@ -1,4 +1,4 @@
-"""failures_and_restarts.html: every compilation that failed or began anew, with the reason and the place."""
+"""failures_and_restarts.html: every compilation that failed or restarted, with its reason and location."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def failures_page(trace: Trace, tree: RankTree) -> bytes:
         ]
     title = "Failures and restarts"
     said = count_noun(len(rows), "failure or restart", "failures and restarts") if rows else "No failures, no restarts."
-    body = ['<p><a href="index.html">All of the report</a></p>', f"<h1>{title}</h1>", f"<p>{said}</p>"]
+    body = ['<p><a href="index.html">Back to the report</a></p>', f"<h1>{title}</h1>", f"<p>{said}</p>"]
     if rows:
         heads = "".join(f'<th scope="col">{name}</th>' for name in ("Compile id", "What", "Source", "Reason"))
         body += [f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>', *rows, "</tbody></table></div>"]
@@ -48,7 +48,7 @@ def failures_page(trace: Trace, tree: RankTree) -> bytes:
 
 
 def _restarts(made: Row, breaks: list[Row]) -> Iterator[_Trouble]:
-    """The break that attempt n logged is the reason of the restart that came after it."""
+    """The break that attempt n logged is the reason for the restart after it."""
     for attempt, reason in enumerate(_reasons(made["restart_reasons"])):
         if reason.strip():
             causes = [row for row in breaks if row["attempt"] == attempt]
@@ -57,7 +57,7 @@ def _restarts(made: Row, breaks: list[Row]) -> Iterator[_Trouble]:
 
 
 def _failures(made: Row, errors: list[Row]) -> Iterator[_Trouble]:
-    """A backend that fails tells no line of the user's; the error that was logged beside it does."""
+    """A failing backend logs no line of the user's code; the error logged next to it does."""
     if not made["fail_type"]:
         return
     place = _place(made["fail_file"], made["fail_line"], "")

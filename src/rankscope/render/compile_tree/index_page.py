@@ -1,4 +1,4 @@
-"""index.html of one rank: the verdict, the findings, what compiling cost, then everything else there is."""
+"""index.html of one rank: the verdict, the findings, what compiling cost, then everything else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FINDINGS_SHOWN = 50
 
 
 def write_index(trace: Trace, report: Report, tree: RankTree, folder: str | Path, options: TreeOptions) -> None:
-    """Written last: only files that are there already are linked."""
+    """Written last: it links only files that already exist."""
     before, behind = page_frame(_title(tree), STYLES, SCRIPTS)
     with open(Path(folder, "index.html"), "w", encoding="utf-8", errors="replace", newline="\n") as file:
         file.write(before)
@@ -46,9 +46,9 @@ def index_parts(trace: Trace, report: Report, tree: RankTree, folder: Path, opti
         ("recompiles", "Recompilations", sections.chains(page)),
         ("breaks", "Graph breaks", sections.graph_breaks(page)),
         ("caches", "Caches", sections.caches(page)),
-        ("stacks", "Where it was compiled", sections.stacks(page)),
+        ("stacks", "What was compiled, by call stack", sections.stacks(page)),
         ("compilations", "Compilations and their files", sections.compilation_table(page)),
-        ("more", "The rest of the report", rest.other_files(page, folder)),
+        ("more", "Other files in this report", rest.other_files(page, folder)),
         ("records", "Records in the log", rest.records(page)),
         ("settings", "Versions and settings", rest.settings(page)),
         ("help", "Help", fold("Compile ids, phases and files explained", help_html())),
@@ -60,7 +60,7 @@ def index_parts(trace: Trace, report: Report, tree: RankTree, folder: Path, opti
     yield _verdict(view, totals, findings, anchors)
     for anchor, title, body in shown:
         yield f'<section id="{anchor}"><h2>{text(title)}<span class="hits"></span></h2>{body}</section>\n'
-    yield '<p id="nothing" hidden>Nothing on this page has all of these words.</p></main>'
+    yield '<p id="nothing" hidden>Nothing on this page matches all of these words.</p></main>'
     yield later.script()
 
 
@@ -83,12 +83,12 @@ def _verdict(view: RankView, totals: Totals, findings: Sequence[Finding], anchor
         for severity in ("error", "warning")
         if (number := sum(finding.severity == severity for finding in findings))
     ]
-    spent = f"{format_duration(totals.total_ns)} of compiling"
+    spent = f"{format_duration(totals.total_ns)} of compile time"
     if not totals.n_compilations:
         said = "Nothing was compiled in this log" + (f": {' and '.join(counts)}" if counts else "")
     else:
         failed = f"{totals.n_failed:,} of {count_noun(totals.n_compilations, 'compilation')} failed"
-        healthy = failed if totals.n_failed else f"Nothing to mend in {spent}"
+        healthy = failed if totals.n_failed else f"No problems found in {spent}"
         said = f"{' and '.join(counts)} in {spent}" if counts else healthy
     tiles = "".join(_tile(*tile, anchors) for tile in _tiles(totals))
     return f'<p class="kicker">{" · ".join(_origin(view))}</p><h1>{text(said)}</h1><dl class="tiles">{tiles}</dl>\n'
@@ -103,7 +103,7 @@ def _origin(view: RankView) -> Iterator[str]:
             began = datetime.fromtimestamp(log["first_ns"] / 1e9, timezone.utc)
             yield f"{began:%Y-%m-%d %H:%M} UTC" + ("" if log["clock"] == "absolute" else " (year and zone assumed)")
         if log["is_cut"]:
-            yield "<b>cut off at its end</b>"
+            yield "<b>truncated</b>"
 
 
 def _tiles(totals: Totals) -> Iterator[tuple[str, str, str, str]]:
@@ -133,7 +133,7 @@ def _findings(page: sections.Page, findings: Sequence[Finding], report: Report, 
         for number, finding in enumerate(findings, start=1)
     ]
     n_elsewhere = len(report.findings) - len(findings)
-    notes = "" if shown else "<p>No rule found anything to mend in this log.</p>"
+    notes = "" if shown else "<p>No problems found in this log.</p>"
     if n_elsewhere:
         elsewhere = count_noun(n_elsewhere, "finding")
         notes += f'<p class="faint">{elsewhere} about other ranks: {link("../index.html", "all ranks")}.</p>'

@@ -45,9 +45,9 @@ PHASES = (
     ("inductor", "Inductor"),
     ("code_gen", "generating and compiling code"),
     ("triton", "Triton kernels"),
-    ("autotune", "trying variants of kernels"),
+    ("autotune", "autotuning kernels"),
 )
-CHAIN_HEADS = ("Version", "Guard that failed", "Made for", "Call brought")
+CHAIN_HEADS = ("Version", "Failed guard", "Compiled for", "Called with")
 RANGES_SHOWN = 6  # of ranks, in a cell
 
 
@@ -87,11 +87,11 @@ def ledger(page: Page) -> str:
     columns = [
         Column("Where"),
         Column("Time", True),
-        Column("Rank", True, "the rank on which it took that long"),
-        Column("All ranks", True, "the time of all ranks together"),
-        Column("Phases", False, "as long as the time it took; the longest bar is the dearest place"),
+        Column("Rank", True, "the rank on which it took longest"),
+        Column("All ranks", True, "total time of all ranks"),
+        Column("Phases", False, "bar length is time; the longest bar is the most expensive line"),
         Column("Compilations", True),
-        Column("Again", True, "time for all but the first compilation of each frame"),
+        Column("Recompiling", True, "time of all compilations but the first of each frame"),
         Column("Breaks", True),
         Column("Backward", True),
         Column("At run time", True),
@@ -137,7 +137,7 @@ def _piece(name: str, at: float, width: float, about: str) -> str:
 
 
 def chains(page: Page) -> str:
-    """Per frame: each version, the guard that failed, what it expected and what the call brought."""
+    """Per frame: each version, the guard that failed, what it expected and what it was called with."""
     by_frame: dict[tuple[int, int], dict[str, list[Row]]] = {}
     for entry in page.view.rows("recompiles"):
         # Versions of a chain that several ranks share may be shown by different ones of them.
@@ -166,7 +166,7 @@ def _chain(
     if compiled:
         where = f'<b>{text(compiled[0].function)}</b> <span class="place">{text(page.shown(compiled[0].place))}</span>'
     ranks = versions[0][1][0].get("ranks", ())
-    told = f"compiled again {count_noun(len(versions), 'time')}"
+    told = f"recompiled {count_noun(len(versions), 'time')}"
     told += f", {'up to ' if ranks else ''}{format_duration(cost)}" if cost else ""
     told += f", {whose(ranks)}" if ranks else ""
     rows = "".join(_version(page, *version) for version in versions)
@@ -176,14 +176,14 @@ def _chain(
 
 
 def _version(page: Page, compilation: Compilation | None, failed: Sequence[Row]) -> str:
-    """The newest earlier version is the one that nearly fitted; the others come behind it."""
+    """The newest earlier version is the closest match; the others follow it."""
     newest, *older = failed
     label = chip(compilation) if compilation else text(f"[{newest['compile_id']}]")
     where = page.place(newest["file"], newest["line"])
     code = f'<code class="source">{text(newest["code"])}</code>' if newest["code"] else ""
     hint = f'<div class="faint">{text(newest["hint"])}</div>' if newest["hint"] else ""
     others = "".join(f"<li>{text(each['against'])}: <code>{text(each['guard'])}</code></li>" for each in older)
-    more = fold(f"{len(older)} older too", f"<ul>{others}</ul>", kind="faint") if older else ""
+    more = fold(f"{len(older)} older", f"<ul>{others}</ul>", kind="faint") if older else ""
     return row(
         [
             cell(label),
@@ -214,7 +214,7 @@ def _break(page: Page, same: Sequence[Row]) -> str:
         where += f'<div class="faint">called from {page.place(first["caller_file"], first["caller_line"])}</div>'
     why = f"<div>{text(first['reason'])}</div>"
     hints = "".join(f"<li>{text(hint)}</li>" for hint in first["hints"].splitlines())
-    about = outer_link(first["url"], f"torch's page on {text(first['break_id'])}") if first["url"] else ""
+    about = outer_link(first["url"], f"torch's page about {text(first['break_id'])}") if first["url"] else ""
     if first["explanation"] or hints or about:
         body = f"<p>{text(first['explanation'])}</p><ul>{hints}</ul><p>{about}</p>"
         why += fold("What to do", body, kind="faint")
@@ -227,7 +227,7 @@ def _break(page: Page, same: Sequence[Row]) -> str:
 
 
 def _times(same: Sequence[Row]) -> int:
-    """Rows of several ranks that say the same come as one."""
+    """Equal rows of several ranks become one."""
     return sum(entry.get("n_times", 1) for entry in same)
 
 
@@ -254,7 +254,7 @@ def caches(page: Page) -> str:
                     cell(text(entry["cache"])),
                     cell(f'<span class="outcome {text(entry["outcome"])}">{text(entry["outcome"])}</span>'),
                     timed(entry["taken_ns"]),
-                    cell(link(path, key, "the parts of the key") if path else key),
+                    cell(link(path, key, "cache key") if path else key),
                     cell(text(detail)),
                 ]
             )
@@ -275,7 +275,7 @@ def stacks(page: Page) -> str:
     if not drawn:
         return ""
     legend = " ".join(f'<span class="chip {name}">{text(words)}</span>' for name, words in STATUS_WORDS.items())
-    options = '<label><input type="checkbox" id="foreign"> frames of torch and Python too</label>'
+    options = '<label><input type="checkbox" id="foreign"> show torch and Python frames</label>'
     return f'<p class="legend">{legend}</p><p class="options">{options}</p>{drawn}'
 
 
@@ -294,7 +294,7 @@ def compilation_table(page: Page) -> str:
     ]
     if any(each.ranks for each in page.compilations):
         columns.insert(2, Column("Ranks"))
-        columns[3] = Column("Time", True, "on the rank that took longest")
+        columns[3] = Column("Time", True, "on the slowest rank")
     cells = [_compiled(page, each, later, has_files=n_files > 0) for each in page.compilations]
     if not n_files:  # a text log, which knows next to nothing of a compilation
         columns, cells = without_empty(columns, cells)
@@ -340,7 +340,7 @@ def ranked(ranks: Sequence[int] | set[int]) -> str:
 
 
 def whose(ranks: Sequence[int], limit: int = RANGES_SHOWN) -> str:
-    """The ranks in a sentence; a log need not tell the rank that wrote it."""
+    """The ranks in a sentence; a log may not name the rank that wrote it."""
     known = [rank for rank in ranks if rank >= 0]
-    unknown = ["a log without rank"] * (len(known) < len(ranks))
+    unknown = ["a log with no rank"] * (len(known) < len(ranks))
     return " and ".join([*([ranks_phrase(known, limit)] if known else []), *unknown])

@@ -1,4 +1,4 @@
-"""compilation_metrics_N.html: all that torch measured of a compilation, where it came from, and what it left behind."""
+"""compilation_metrics_N.html: everything torch measured about a compilation, its origin, and its files."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ class MetricsPages:
         return f'the same as in <a href="{text(link_target(first, "../"))}">{text(first.label)}</a>'
 
     def _make_origin(self, key: Key) -> tuple[str, str]:
-        """What stands before the fields and what stands behind them."""
+        """The HTML before and after the fields."""
         return "\n".join(self._recompile_reasons(key)), "\n".join((*self._stack(key), *self._shapes(key)))
 
     def _recompile_reasons(self, key: Key) -> Iterator[str]:
         found = self._recompiles.rows(key)
         if found:
-            yield "<h2>Why it was compiled again</h2>"
-            heads = ("Did not fit", "Guard that failed", "Made for", "Call brought", "Where", "Hint")
+            yield "<h2>Why it was recompiled</h2>"
+            heads = ("Compared with", "Failed guard", "Compiled for", "Called with", "Where", "Hint")
             names = ("against", "guard", "expected", "actual")
             yield _table(heads, [(*(own[name] for name in names), _place(own), own["hint"]) for own in found])
 
@@ -101,7 +101,7 @@ class MetricsPages:
             yield "<pre>" + text("\n".join(lines)) + "</pre>"
 
     def _shapes(self, key: Key) -> Iterator[str]:
-        """Of all attempts: what an attempt decided before a restart explains the restart."""
+        """From all attempts: what an attempt decided before a restart explains the restart."""
         found = self._guards.rows(key)
         for kind, title in _SHAPE_TITLES.items():
             own = [guard for guard in found if guard["kind"] == kind]
@@ -117,7 +117,7 @@ class MetricsPages:
         yield "<h2>Files of this compilation</h2>\n<ul>" + "".join(before) + "".join(behind) + "</ul>"
         n_left = len(items) - 1 - len(before) - len(behind)
         if n_left:
-            yield f"<p>{n_left:,} more are in the report's index.</p>"
+            yield f"<p>{n_left:,} more in the report's index.</p>"
 
 
 _SHAPE_TITLES = {
@@ -165,7 +165,7 @@ def _leniently_decoded(header: bytes, kind: str) -> Any:
 
 
 def _said_first(metrics: dict[str, Any]) -> Iterator[str]:
-    """What one opens the page for: what was it, how long did it take, did it work."""
+    """What the reader came for: what was compiled, how long it took, whether it worked."""
     if metrics.get("co_name"):
         place = f"{metrics.get('co_filename') or ''}:{metrics.get('co_firstlineno') or ''}".strip(":")
         yield f"<p><code>{text(metrics['co_name'])}</code> at <code>{text(place)}</code>{_took(metrics)}</p>"
@@ -175,7 +175,7 @@ def _said_first(metrics: dict[str, Any]) -> Iterator[str]:
     reasons = [reason for reason in metrics.get("restart_reasons") or () if str(reason).strip()]
     if reasons:
         times = "once" if len(reasons) == 1 else f"{len(reasons):,} times"
-        yield f"<p><strong>Tracing began anew {times}</strong></p>"
+        yield f"<p><strong>Tracing restarted {times}</strong></p>"
         yield from (f"<pre>{text(reason)}</pre>" for reason in reasons)
 
 
@@ -188,7 +188,7 @@ def _took(metrics: dict[str, Any]) -> str:
 
 
 class _Field(NamedTuple):
-    """What a field's name alone tells of it."""
+    """The unit and scale that a field's name implies."""
 
     group: str
     opening: str
@@ -246,7 +246,7 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[object, ...]]) -> str:
     distinct = list(dict.fromkeys(rows))
     shown = distinct[:_MAX_ROWS]
     lines = ("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in shown)
-    more = f"<p>{len(distinct) - len(shown):,} more are in raw.jsonl.</p>" if len(shown) < len(distinct) else ""
+    more = f"<p>{len(distinct) - len(shown):,} more in raw.jsonl.</p>" if len(shown) < len(distinct) else ""
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>{more}'
 
 

@@ -56,6 +56,7 @@ class TreeOptions(NamedTuple):
     base: str = ""  # files below this folder are shown relative to it, relative ones are looked up in it
     meanings: Mapping[str, str] = MappingProxyType({})  # code of a rule -> what it finds, in one sentence
     header_html: str = ""  # the user's own, on top of the first page
+    progress: Callable[[int, int, str], None] | None = None
 
 
 class Output(NamedTuple):

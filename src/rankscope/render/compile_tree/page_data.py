@@ -17,10 +17,10 @@ Row = dict[str, Any]
 Key = tuple[int, str]  # log and compile id
 STATUS_WORDS = {
     "ok": "compiled",
-    "break": "compiled after a restart, for instance because of a graph break",
+    "break": "compiled after a restart, for example because of a graph break",
     "empty": "nothing to compile: no operator was captured",
     "error": "failed",
-    "missing": "no metrics: the log ends before it did",
+    "missing": "no metrics: the log ends before the compilation did",
 }
 MAX_STRAYS = 2000  # records that are looked at for a stack of their own
 CONFIGS = ("dynamo_config", "inductor_config", "functorch_config", "compiler_config")
@@ -98,7 +98,7 @@ class RankView:
         return self._names[file_id]
 
     def ledger(self) -> list[Row]:
-        """The dearest place first."""
+        """The most expensive line first."""
         runs = {log["run"] for log in self.rows("compile_logs")}
         rows = self.trace.table("compile_ledger").rows()
         own = [row for row in rows if row["rank"] == self.tree.rank and row["run"] in runs]
@@ -206,7 +206,7 @@ def totals_of(view: RankView, compilations: Iterable[Compilation]) -> Totals:
 
 
 def code_by_line(view: RankView) -> dict[tuple[str, int], str]:
-    """What the logs say stands at a line; truer than today's file, which may have been edited since."""
+    """The code that the logs quote for a line; the file may have been edited since."""
     lines: dict[tuple[str, int], str] = {}
     for table in ("compile_stacks", "graph_breaks", "recompiles", "guards", "compile_errors"):
         for row in view.rows(table):
@@ -272,7 +272,7 @@ def kinds_of(view: RankView) -> list[KindCount]:
 
 
 def settings_of(view: RankView) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Versions, and every setting by the part of the compiler it belongs to, as the first metrics tell them."""
+    """Versions, and every setting by the part of the compiler it belongs to, as the first metrics list them."""
     versions = {"pytorch_version": next((log["torch_version"] for log in view.rows("compile_logs")), "")}
     configs: dict[str, dict[str, str]] = {}
     for row in view.rows("compilations")[:1]:

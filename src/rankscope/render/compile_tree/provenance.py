@@ -1,4 +1,4 @@
-"""Provenance: which lines of the graph before the gradients, after them, and of the generated code belong together.
+"""Provenance: which lines of the pre-grad graph, the post-grad graph and the generated code belong together.
 
 torch logs it by name of node and kernel. Here the names become line numbers, one set for every graph of a compilation:
 a training step has a forward and a backward graph, each with code and mapping of its own.

@@ -135,7 +135,7 @@ def _calls_in_cpp(code: _Code, kernel: str, plain_name: str) -> list[int]:
 
 
 def _joined(names: Names, sources: Mapping[str, list[int]], targets: Mapping[str, list[int]]) -> Lines:
-    """Two kernels on one line are told together."""
+    """Two kernels on one line are listed together."""
     joined: Lines = {}
     for source, own in names.items():
         lines = [line for target in own for line in targets.get(target, ())]

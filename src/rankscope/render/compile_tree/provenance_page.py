@@ -11,18 +11,18 @@ from rankscope.render.compile_tree.small_pages import BACK
 from rankscope.render.html import page, text
 
 _STYLES = ("page.css", "provenance.css")
-_BACK = '<p><a href="index.html">All of the report</a></p>'
+_BACK = '<p><a href="index.html">Back to the report</a></p>'
 _NO_GRAPH = (
-    "The log has no graph and no generated code of this compilation, so there is nothing to compare. Where code came "
-    "from is recorded when the job runs with INDUCTOR_PROVENANCE=1 and TORCH_TRACE=FOLDER."
+    "The log has no graph and no generated code for this compilation, so there is nothing to compare. To record where "
+    "code comes from, run the job with INDUCTOR_PROVENANCE=1 and TORCH_TRACE=FOLDER."
 )
 _NO_MAPPING = (
-    "torch logged no mapping for this graph, so no lines can be matched. It needs INDUCTOR_PROVENANCE=1, and code that "
-    "came from a cache has none. torch 2.13 leaves it empty for backward graphs."
+    "torch logged no mapping for this graph, so no lines can be matched. It logs one only with INDUCTOR_PROVENANCE=1, "
+    "and none for code from a cache. torch 2.13 leaves it empty for backward graphs."
 )
 _HOW_TO = (
-    "Point at a numbered line in bold, or reach it with Tab: what belongs to it lights up in the other panes. Click or "
-    "press Enter to keep it and to scroll there, Escape to let go."
+    "Point at a line with a bold number, or reach it with Tab, to highlight its lines in the other panes. Click or "
+    "press Enter to keep the highlight and scroll to it; press Escape to clear it."
 )
 
 
@@ -84,7 +84,7 @@ def _data(lines: Mapping[str, Lines], number: int) -> str:
 
 
 def stack_traces_page(stacks: Mapping[str, Iterable[str]]) -> bytes:
-    """What stands in JSON as one line with \\n in it, for people."""
+    """What JSON has as one line with \\n in it, for people."""
     body = [BACK, "<h1>Where each kernel comes from</h1>"]
     for kernel, traces in stacks.items():
         body.append(f"<h3>{text(kernel)}</h3>")

@@ -19,8 +19,8 @@ from rankscope.render.compile_tree.outputs import Output, RankTree
 Row = dict[str, Any]
 Entry = dict[str, Any]
 _PARITY_MEANING = (
-    "Compilations whose generated code calls other collectives than the scheduler listed (offset: how many calls only "
-    "one of them has), or waits for fewer than it starts (missing_waits)."
+    "Compilations whose generated code calls different collectives than the scheduler listed (offset: how many calls "
+    "only one of them has), or waits for fewer than it starts (missing_waits)."
 )
 
 

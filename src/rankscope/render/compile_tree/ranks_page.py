@@ -1,4 +1,4 @@
-"""index.html above the reports of several ranks: the verdict, the odd ranks and what they did, then each rank."""
+"""index.html above the reports of several ranks: the verdict, the ranks that differ and how, then each rank."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ STYLES = ("page.css", "parts.css", "compile.css")
 SCRIPTS = ("page.js",)
 FINDINGS_SHOWN = 50
 _FILES = {
-    "chromium_events.json": "what every rank's compiler did and when, a process per rank: open it in ui.perfetto.dev",
+    "chromium_events.json": "what each rank's compiler did and when, one process per rank: open it in ui.perfetto.dev",
     "collective_schedules.json": "the collectives of each compiled graph, in order",
     "runtime_estimations.json": "how long the compiler expects each operation to take",
-    "chromium_trace_with_runtime.json": "the same as a timeline, a process per rank and a thread per graph",
+    "chromium_trace_with_runtime.json": "the same as a timeline, one process per rank and one thread per graph",
     "graph_execution_order.json": "the order in which each rank ran its graphs",
 }
 
@@ -50,7 +50,7 @@ def _title(trees: Sequence[RankTree]) -> str:
 
 
 class _Landing:
-    """One run of the job. Ranks are compared within it and with no other."""
+    """One run of the job. Ranks are compared only within it."""
 
     def __init__(self, trace: Trace, report: Report, trees: Sequence[RankTree], options: TreeOptions) -> None:
         self.trace, self.report, self.trees, self.options = trace, report, trees, options
@@ -81,9 +81,9 @@ class _Landing:
     def body(self, folder: Path, names: Sequence[str]) -> Iterator[str]:
         sections = [
             ("findings", "Findings", self._findings()),
-            ("differences", "What the ranks did alike, and what not", self._differences()),
+            ("differences", "What the ranks did the same and differently", self._differences()),
             ("ranks", "Ranks", self._rank_table()),
-            ("estimates", "Expected run time of the graphs", self._estimates()),
+            ("estimates", "Expected run time of graphs", self._estimates()),
             ("files", "Files about all ranks", _file_list(folder, names)),
         ]
         places = "".join(f'<a href="#{anchor}">{anchor.capitalize()}</a>' for anchor, _, _ in sections)
@@ -93,7 +93,7 @@ class _Landing:
         yield f"<main>{self.options.header_html}{self._verdict()}"
         for anchor, title, content in sections:
             yield f'<section id="{anchor}"><h2>{text(title)}<span class="hits"></span></h2>{content}</section>'
-        yield '<p id="nothing" hidden>Nothing on this page has all of these words.</p></main>'
+        yield '<p id="nothing" hidden>Nothing on this page matches all of these words.</p></main>'
         yield self.later.script()
 
     def _verdict(self) -> str:
@@ -101,7 +101,7 @@ class _Landing:
             count_noun(number, severity) for severity in ("error", "warning") if (number := self.report.count(severity))
         ]
         apart = apart_phrase(self.groups)
-        said = " and ".join(counts) if counts else "Nothing to mend" if not apart else "Differences"
+        said = " and ".join(counts) if counts else "No problems found" if not apart else "Differences"
         shown = "".join(
             f'<div><dt><a href="#ranks">{noun}</a></dt><dd>{text(number)}<small>{text(detail)}</small></dd></div>'
             for number, noun, detail in totals_tiles(self.ranked)
@@ -112,18 +112,18 @@ class _Landing:
     def _kicker(self) -> str:
         known = [f"ranks {format_ranks(self.ranks)}"] if self.ranks else []
         n_unranked = sum(each.tree.rank < 0 for each in self.rows)
-        known += ["logs that tell no rank: compared with none"] * bool(n_unranked)
+        known += ["logs without a rank are not compared"] * bool(n_unranked)
         n_runs = len(set(self.trace.table("compile_logs").array("run").tolist()))
-        known += [f"run {self.run + 1} of {n_runs}, the others are left out"] * (n_runs > 1)
+        known += [f"run {self.run + 1} of {n_runs} (other runs left out)"] * (n_runs > 1)
         if cut := {log["rank"] for log in self.logs if log["is_cut"] and log["rank"] >= 0}:
-            known.append(f"cut off at its end: {ranks_phrase(cut)}")
+            known.append(f"truncated logs: {ranks_phrase(cut)}")
         return text(" · ".join(known))
 
     def _findings(self) -> str:
         cards = Cards(self.lines, self.options.meanings, self.options.base)
         numbered = enumerate(self.report.findings, start=1)
         shown = [cards.card(f"finding-{number}", finding) for number, finding in numbered]
-        none = "" if shown else "<p>No rule found anything to mend.</p>"
+        none = "" if shown else "<p>No problems found.</p>"
         return blocks(self.later, "cards", shown, FINDINGS_SHOWN) + none + skipped_checks(self.report.checks)
 
     def _differences(self) -> str:
@@ -163,7 +163,7 @@ class _Landing:
             )
             for graph in graphs
         ]
-        about = "<p>What the compiler expects, not what was measured. Fast ranks wait for slow ones.</p>"
+        about = "<p>Estimated by the compiler, not measured. Fast ranks wait for slow ones.</p>"
         return about + table(self.later, "estimates", columns, rows)
 
 

@@ -26,13 +26,13 @@ class RankTotals(NamedTuple):
 
 
 def apart_phrase(groups: Groups) -> str:
-    """Who is odd is told by counting; where no group is the largest, nobody is. Empty when all did the same."""
+    """Which ranks are outside the largest group; none where no group is the largest. Empty when all did the same."""
     split = [own for own in groups.values() if len(own) > 1]
     decided = [own for own in split if len(own[0].ranks) > len(own[1].ranks)]
     odd = sorted({rank for own in decided for group in own[1:] for rank in group.ranks})
     if odd:
-        return f"{ranks_phrase(odd)} went a different way"
-    return "they went different ways" if split else ""
+        return f"{ranks_phrase(odd)} behaved differently"
+    return "the ranks differ" if split else ""
 
 
 def difference(aspect: Aspect, groups: Sequence[RankGroup], n_ranks: int, place: Place, heading: str = "h3") -> str:
@@ -55,7 +55,7 @@ def difference(aspect: Aspect, groups: Sequence[RankGroup], n_ranks: int, place:
 def rank_table(
     later: Later, name: str, ranks: Sequence[RankTotals], groups: Groups, shown: Callable[[RankTotals], str], n: int
 ) -> str:
-    """`shown` gives a rank's name as HTML; `n` rows are there before anybody asks for more."""
+    """`shown` gives a rank's name as HTML; `n` rows are shown at first."""
     split = [aspect for aspect, own in groups.items() if len(own) > 1]
     letters = {aspect: {rank: group.letter for group in groups[aspect] for rank in group.ranks} for aspect in split}
     columns = [Column("Rank", is_number=True), *(Column(number, is_number=True) for number in _NUMBERS)]
@@ -78,7 +78,7 @@ def rank_table(
 
 
 def totals_tiles(ranks: Sequence[RankTotals]) -> list[tuple[str, str, str]]:
-    """(number, of what, what to know about it), for all ranks together."""
+    """(number, noun, detail) for all ranks together."""
     totals = [each.totals for each in ranks]
     n_failed = sum(own.n_failed for own in totals)
     longest = max((own.total_ns for own in totals), default=0)

@@ -1,4 +1,4 @@
-"""What ranks did alike and what they did not, in words; and what would have to be recorded to tell."""
+"""What ranks did the same and differently, in words, and what to record when it is unknown."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ WORDS: dict[Aspect, AspectWords] = {
         "Compilations",
         "Compiled",
         "Ranks that compile at different times wait for each other.",
-        "No record of any log belongs to a compilation.",
+        "No log has a record of a compilation.",
     ),
     "collectives": AspectWords(
         "Collectives in the compiled graphs",
         "Collectives",
-        "Collectives that do not match hang, or mix up data.",
-        "No log lists collectives: no compiled graph has one, or torch is older than 2.8.",
+        "Mismatched collectives hang or corrupt data.",
+        "No log lists collectives: the compiled graphs have none, or torch is older than 2.8.",
     ),
     "executions": AspectWords(
         "Order in which graphs ran",
         "Order",
-        "Graphs with collectives that run in another order hang.",
-        "No log has it. Run the steps to be compared under "
+        "Ranks that run graphs with collectives in different orders hang.",
+        "No log records it. Run the steps to compare under "
         "torch._inductor.debug.record_and_log_graph_execution_order().",
     ),
     "tensors": AspectWords(
         "Shapes, strides and types of tensors",
         "Tensors",
-        "Collectives on tensors of different sizes hang, or mix up data.",
-        "No log has them. Set torch._inductor.config.log_tlparse = True; graphs out of a cache do not tell them.",
+        "Collectives on tensors of different sizes hang or corrupt data.",
+        "No log records them. Set torch._inductor.config.log_tlparse = True; graphs from a cache do not log them.",
     ),
     "caches": AspectWords(
         "Cache hits and misses",
         "Caches",
-        "Ranks that hit wait for those that compile anew.",
-        "No log has a look-up in a compile cache.",
+        "Ranks with cache hits wait for ranks that compile.",
+        "No log has a compile cache lookup.",
     ),
 }
 _NOUNS: dict[Aspect, str] = {
@@ -57,7 +57,7 @@ _NOUNS: dict[Aspect, str] = {
     "collectives": "call",
     "executions": "graph run",
     "tensors": "operation",
-    "caches": "look-up",
+    "caches": "lookup",
 }
 
 
@@ -66,18 +66,18 @@ def steps_phrase(aspect: Aspect, group: RankGroup) -> str:
 
 
 def alike_phrase(aspect: Aspect, group: RankGroup, n_ranks: int) -> str:
-    """Of ranks that form one group; ranks without data are not said to match."""
+    """For ranks that form one group; ranks without data are not reported as matching."""
     did = steps_phrase(aspect, group)
     if n_ranks == 1:
-        return f"{did} on the one rank that left a log: nothing to compare with."
+        return f"{did} on the only rank with a log: nothing to compare it with."
     if len(group.ranks) < n_ranks:
         n_others = count_noun(n_ranks - len(group.ranks), "rank")
-        return f"The same {did} on {ranks_phrase(group.ranks)}; nothing is known of the other {n_others}."
+        return f"The same {did} on {ranks_phrase(group.ranks)}; no data from the other {n_others}."
     return f"The same {did} on {'both' if n_ranks == 2 else f'all {n_ranks}'} ranks."
 
 
 def difference_phrase(aspect: Aspect, groups: Sequence[RankGroup], odd: RankGroup, place: Place) -> str:
-    """Where a group first leaves the largest one."""
+    """Where a group first differs from the largest one."""
     peers = groups[0]
     if aspect == "compilations":
         return "; ".join(_compiled_phrases(peers, odd, place)) + "."

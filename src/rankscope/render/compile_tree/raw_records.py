@@ -19,7 +19,7 @@ _ADDED = (b'"timestamp":', b'"thread":', b'"pathname":', b'"lineno":', b'"payloa
 
 
 def write_raw_records(trace: Trace, whole: Table, payload_names: Mapping[tuple[int, int], str], path: str) -> None:
-    """`payload_names` tells where the payload of (file, record) lies. Strings are interned per log, so each log begins
+    """`payload_names` says where the payload of (file, record) is. Strings are interned per log, so each log begins
     with its own table of strings."""
     with open(path, "wb", buffering=1 << 20) as file:
         for records in by_file(whole):

@@ -13,11 +13,11 @@ from rankscope.render.html import text
 from rankscope.render.listing import Column, cell, fold, link, n_bytes_phrase, row, table
 
 FILES_OF_A_REPORT = (
-    ("failures_and_restarts.html", "Failures and restarts", "every compilation that failed or began anew, and why"),
+    ("failures_and_restarts.html", "Failures and restarts", "every compilation that failed or restarted, and why"),
     ("chromium_events.json", "Timeline", "every phase of every compilation, for Perfetto"),
-    ("collectives_parity.json", "Collectives parity", "collectives of the schedule against those of the code"),
+    ("collectives_parity.json", "Collectives parity", "collectives in the schedule compared with those in the code"),
     ("compile_directory.json", "Directory", "the files by compile id, for scripts"),
-    ("raw.jsonl", "Records", "every record but the payloads, one per line, for scripts"),
+    ("raw.jsonl", "Records", "every record without its payload, one per line, for scripts"),
     ("raw.log", "The log", "as torch wrote it"),
 )
 
@@ -31,7 +31,7 @@ def other_files(page: Page, folder: Path) -> str:
     items = "".join(f"<dt>{link(name, text(title))}</dt><dd>{text(what)}</dd>" for name, title, what in listed)
     timeline = (
         '<p>To see the timeline, open <a href="https://ui.perfetto.dev" rel="noreferrer noopener">ui.perfetto.dev</a> '
-        "and drop <code>chromium_events.json</code> on it: Perfetto reads it in the browser and sends it nowhere.</p>"
+        "and drop <code>chromium_events.json</code> on it: Perfetto reads it in the browser and uploads nothing.</p>"
         if (folder / "chromium_events.json").exists()
         else ""
     )
@@ -40,7 +40,7 @@ def other_files(page: Page, folder: Path) -> str:
 
 def records(page: Page) -> str:
     columns = [Column("Kind"), Column("Records", True), Column("Size", True), Column("What it is")]
-    unknown = "not known to this version; kept as logged"
+    unknown = "unknown to this version; kept as logged"
     made = [
         row(
             [
@@ -78,9 +78,9 @@ def _config(page: Page, name: str, values: dict[str, str]) -> str:
 
 
 def stray_stacks(page: Page) -> str:
-    """Where torch logged something outside any compilation; it notes the place when it expected one."""
+    """Where torch logged something outside of any compilation; it logs the stack when it expected one."""
     hanging = (
         (stray.frames, f'<span class="chip missing">{text(stray.what)}</span>') for stray in stray_stacks_of(page.view)
     )
     drawn = trie_html("strays", hanging, page.base, page.later)
-    return fold("Stacks under which records without a compile id were written", drawn) if drawn else ""
+    return fold("Call stacks of records without a compile id", drawn) if drawn else ""

@@ -59,7 +59,7 @@ def write_single(
 
 
 def zip_folder(folder: str | Path, path: str | Path) -> Packed:
-    """All files of a written tree, to be attached to a report of a bug; they lie in a folder of the archive's name."""
+    """All files of a written tree, to attach to a bug report; they are in a folder named after the archive."""
     top = Path(path).name.partition(".zip")[0].lstrip(".") or "tl_out"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(_files(Path(folder))):
@@ -82,9 +82,7 @@ def pack_folder(folder: str | Path, path: str | Path) -> Packed:
     n_bytes = os.path.getsize(path)
     note = ""
     if n_bytes > LARGE_BYTES:
-        note = (
-            f"the page has {n_bytes_phrase(n_bytes)}: browsers take long to open it; write a folder instead (-o FOLDER)"
-        )
+        note = f"the page is {n_bytes_phrase(n_bytes)}, which browsers open slowly; write a folder instead (-o FOLDER)"
     return Packed(n_bytes, left_out, note)
 
 

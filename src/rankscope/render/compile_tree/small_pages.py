@@ -7,15 +7,16 @@ from typing import Any
 
 import msgspec
 
+from rankscope.model.finding import count_noun
 from rankscope.render.compile_tree.outputs import NOT_JSON
 from rankscope.render.html import page, page_frame, text, text_bytes
 
-BACK = '<p><a href="../index.html">All of the report</a></p>'
+BACK = '<p><a href="../index.html">Back to the report</a></p>'
 _CPP_SIGNS = (b"#include", b"extern ", b"//", b"/*")
 
 
 def code_page(title: str, code: bytes) -> bytes:
-    """The browser colours it: that is where tlparse spends nine tenths of its time."""
+    """The browser colors it: that is where tlparse spends nine tenths of its time."""
     before, behind = page_frame(title, ("page.css", "code.css"), ("code.js",))
     language = b"cpp" if code.lstrip().startswith(_CPP_SIGNS) else b"python"
     head = f"{before}{BACK}<h1>{text(title)}</h1>\n".encode("utf-8", "replace")
@@ -48,10 +49,10 @@ def guards_page(label: str, payload: bytes) -> bytes:
     try:
         guards = msgspec.json.decode(payload, type=list[Guard])
     except NOT_JSON:
-        body = [BACK, f"<h1>{text(title)}</h1>", "<p>They are not logged as JSON; here they are as logged.</p>"]
+        body = [BACK, f"<h1>{text(title)}</h1>", "<p>The log has no JSON for these guards; here is the text.</p>"]
         return page(title, [*body, f"<pre>{text(payload.decode('utf-8', 'replace'))}</pre>"]).encode("utf-8", "replace")
     items = "\n".join(f"<li>{_guard(guard)}</li>" for guard in guards)
-    body = [BACK, f"<h1>{text(title)}</h1>", f"<p>{len(guards):,} in all.</p>", f"<ol>{items}</ol>"]
+    body = [BACK, f"<h1>{text(title)}</h1>", f"<p>{count_noun(len(guards), 'guard')}.</p>", f"<ol>{items}</ol>"]
     return page(title, body).encode("utf-8", "replace")
 
 
@@ -65,7 +66,7 @@ def _guard(guard: Guard) -> str:
 
 
 def _frames(stack: Any) -> str:
-    """File names are numbers where the log interns them; then the number is all that this record tells."""
+    """File names are numbers where the log interns them; then the number is all that this record has."""
     if not isinstance(stack, Sequence) or isinstance(stack, str):
         return str(stack)
     lines = []

@@ -33,7 +33,7 @@ def chip(compilation: Compilation) -> str:
 
 
 def trie_of(stacks: Iterable[tuple[Sequence[Row], str]]) -> tuple[Node, int]:
-    """The root, which stands for no frame, and the number of frames below it. Each stack comes with what hangs at its
+    """The root, which is no frame, and the number of frames below it. Each stack comes with what hangs at its
     end, as HTML."""
     root, n_nodes = Node(("", -1, "")), 0
     for frames, hanging in stacks:
@@ -89,7 +89,7 @@ class _Drawing:
         yield f'<li class="branch">{fold(node.label, body, is_open=True)}</li>'
 
     def _chain(self, node: Node, level: int) -> Iterator[str]:
-        """Calls that follow each other without a fork stand below each other; the last one may have branches."""
+        """Calls that follow each other without a fork are listed below each other; the last one may have branches."""
         while len(node.children) == 1:
             [following] = node.children.values()
             if following.label:

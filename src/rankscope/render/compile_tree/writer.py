@@ -79,7 +79,9 @@ class Folder:
 def write_tree(trace: Trace, report: Report, folder: str, options: TreeOptions) -> list[RankTree]:
     """The whole report of the newest run, in a new folder."""
     trees = plan_ranks(trace, options)
-    for tree in trees:
+    for done, tree in enumerate(trees):
+        if options.progress is not None:
+            options.progress(done, len(trees), "writing the report, ranks")
         write_rank(trace, report, tree, os.path.join(folder, tree.folder) if tree.folder else folder, options)
     if any(tree.folder for tree in trees):
         from rankscope.render.compile_tree.ranks_page import write_ranks
@@ -118,7 +120,7 @@ def write_rank(trace: Trace, report: Report, tree: RankTree, folder: str, option
 
 
 def write_outputs(trace: Trace, outputs: Sequence[Output], place: Folder) -> dict[tuple[int, int], str]:
-    """Returns where the payload of each (file, record) lies, which raw.jsonl tells."""
+    """Returns where the payload of each (file, record) lies, which raw.jsonl needs."""
     makers = _makers(trace, outputs)
     names: dict[tuple[int, int], str] = {}
     sizes: dict[str, int] = {}  # of the payloads that were written under their checksum
@@ -148,7 +150,7 @@ def write_outputs(trace: Trace, outputs: Sequence[Output], place: Folder) -> dic
 
 
 def _makers(trace: Trace, outputs: Sequence[Output]) -> Mapping[str, Callable[[Output, bytes], bytes]]:
-    """How the content of each sort of file is made. What is missing here has no file but the payload's own."""
+    """How the content of each sort of file is made. Kinds missing here get only the file of the payload."""
     from rankscope.render.compile_tree.metrics_page import MetricsPages
     from rankscope.render.compile_tree.small_pages import code_page, guards_page, source_page
 

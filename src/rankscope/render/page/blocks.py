@@ -41,7 +41,7 @@ def pack(block: Block, level: int = 6) -> bytes:
 
 @dataclass
 class Blocks:
-    """By name. In a file they are all part of it; a server makes each when it is asked for."""
+    """By name. A file contains all of them; a server makes each one on demand."""
 
     is_served: bool = False
     clean: Callable[[Any], Any] | None = None  # takes out of a block's meta what the page must not tell

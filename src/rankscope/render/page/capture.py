@@ -17,7 +17,7 @@ _COLUMNS = (
     Column("Rank", True),
     Column("Size", True),
     Column("Status"),
-    Column("What to know"),
+    Column("Problem"),
 )
 
 
@@ -26,11 +26,9 @@ def capture_view(contents: Contents) -> View:
     files.sort(key=lambda file: (file["status"] == "read", file["file_id"]))  # what went wrong comes first
     n_ignored = len(contents.trace.table("files")) - len(files)
     rows = [row(_cells(file)) for file in files]
-    body = table(contents.later, "files-read", _COLUMNS, rows, FILES_SHOWN) or "<p>No file was read.</p>"
+    body = table(contents.later, "files-read", _COLUMNS, rows, FILES_SHOWN) or "<p>No files were read.</p>"
     if n_ignored:
-        body += (
-            f'<p class="faint">{text(count_noun(n_ignored, "other file"))} in the folder: not traces, left alone.</p>'
-        )
+        body += f'<p class="faint">{text(count_noun(n_ignored, "other file"))} in the folder ignored: not traces.</p>'
     return View(ANCHOR, "Capture", body, badge=f"{len(files):,}" if files else "")
 
 

@@ -1,4 +1,4 @@
-"""Which ranks and steps the findings speak of, so that charts can mark them."""
+"""Which ranks and steps the findings name, so that charts can mark them."""
 
 from __future__ import annotations
 

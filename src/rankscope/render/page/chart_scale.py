@@ -17,7 +17,7 @@ class Unit(NamedTuple):
         return f"{self.number(value)} {self.name}".rstrip()
 
     def number(self, value: float) -> str:
-        """No finer than a thousandth: what is less is nothing beside the rest of its chart."""
+        """No finer than a thousandth: anything smaller is invisible in its chart."""
         return number_text(round(value / self.size, 3) if self.name else value / self.size)
 
 
@@ -28,7 +28,7 @@ _SIZE_UNITS = (Unit(1e9, "GB"), Unit(1e6, "MB"), Unit(1e3, "kB"), Unit(1, "B"))
 
 
 def time_unit(largest_ns: float) -> Unit:
-    """The largest one of which there is at least one."""
+    """The largest unit that the value fills at least once."""
     return next((unit for unit in _TIME_UNITS if largest_ns >= unit.size), _TIME_UNITS[-1])
 
 

@@ -1,4 +1,4 @@
-"""What stands around a chart: a heading, a sentence, the numbers as a table, and what was left out of it."""
+"""What surrounds a chart: a heading, a sentence, the numbers as a table, and what the table leaves out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def more_rows(n_rows: int, noun: str, command: str) -> str:
     """What a table leaves out, and where it is."""
     if n_rows <= MAX_ROWS:
         return ""
-    said = f"The table has the first {MAX_ROWS} of {count_noun(n_rows, noun)}; all:"
+    said = f"The table has the first {MAX_ROWS} of {count_noun(n_rows, noun)}. For all of them:"
     return f'<p class="faint">{text(said)} <code>{text(command)}</code></p>'
 
 

@@ -24,7 +24,7 @@ _STRIP_HEIGHT = 22
 
 
 class Segment(NamedTuple):
-    kind: str  # a class of report.css, which gives the colour
+    kind: str  # a class of report.css, which gives the color
     value: float
     title: str
     said: str = ""  # within the segment, where it is wide enough
@@ -57,7 +57,7 @@ def figure(name: str, label: str, body: str, legend: Sequence[Key] = ()) -> str:
 
 
 def bars(rows: Sequence[Bar], unit: Unit, longest: float = 0.0) -> str:
-    """One below the other, all from the same zero; the axis ends at the longest unless told otherwise."""
+    """One below the other, all from the same zero; the axis ends at the longest unless `end` is given."""
     end = longest or max((sum(segment.value for segment in bar.segments) for bar in rows), default=0.0) or 1.0
     rounds = ticks(0, end / unit.size, 6)
     at = [tick * unit.size for tick in rounds]
@@ -238,13 +238,13 @@ def _heights(values: Array, low: float, high: float) -> Array:
 
 
 def _runs(wanted: Array) -> list[slice]:
-    """Where the wanted ones stand together."""
+    """The runs of wanted positions."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], wanted, [False])).astype(np.int8)))
     return [slice(int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _hits(places: Array, titles: Sequence[str]) -> str:
-    """A column for each x, which nobody sees until the pointer is over it."""
+    """A column for each x, invisible until the pointer is over it."""
     middles = (places[1:] + places[:-1]) / 2
     edges = np.concatenate(([0.0], middles, [1.0])).tolist()
     return "".join(

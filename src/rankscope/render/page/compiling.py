@@ -1,4 +1,4 @@
-"""What torch.compile did, all ranks together: who differs, what it cost and where, why it compiled anew, what broke."""
+"""What torch.compile did, all ranks together: who differs, what it cost and where, why it recompiled, what broke."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ _PANE = (
     '<dialog class="artifact" aria-labelledby="artifact-name"><header><b id="artifact-name"></b>'
     "<a download hidden>Download</a><button>Close</button></header><p></p><div></div></dialog>"
 )
-_TELLING = ("compilations", "compile_stacks", "graph_breaks", "recompiles", "compile_errors", "log_lines")
+_TABLES_WITH_CONTENT = ("compilations", "compile_stacks", "graph_breaks", "recompiles", "compile_errors", "log_lines")
 
 
 def compiling_view(contents: Contents) -> View:
     trace = contents.trace
     if not trace.has("compile_logs"):
         command = "rankscope record --only compile-log -o traces/ -- torchrun train.py"
-        return absent(ANCHOR, TITLE, "No log of torch.compile is in this capture.", command)
-    if not any(map(trace.has, _TELLING)):
+        return absent(ANCHOR, TITLE, "This capture has no torch.compile logs.", command)
+    if not any(map(trace.has, _TABLES_WITH_CONTENT)):
         n_logs = count_noun(len(trace.table("compile_logs")), "log")
-        said = f'<p class="absent">Nothing was compiled: no compilation in {n_logs} of torch.compile.</p>'
+        said = f'<p class="absent">Nothing was compiled: no compilations in {n_logs}.</p>'
         return View(ANCHOR, TITLE, said, is_absent=True)
     made = _Compiling(contents)
     trace.derived[compile_anchor] = made.anchors()
@@ -85,7 +85,7 @@ class _Compiling:
             self._left_out(len(chosen), len(classes.shown), "different compilations", ALL_FILES)
         versions = file_versions(self.job, classes, records, chosen)
         places = embed(contents, versions, contents.room(ROOM) // 2) if self._shows_files else [""] * len(versions)
-        self._tell_files(places)
+        self._note_files(places)
         self.view = JobView(self.job, classes, chosen, outputs_of(versions, places))
         self.has_files = any(places)
         compilations = self.view.compilations()
@@ -93,7 +93,7 @@ class _Compiling:
         base = contents.options.base.rstrip(os.sep) + os.sep if contents.options.base else ""
         known = {each.key: each for each in compilations}
         self.page = sections.Page(self.view, compilations, known, self.later, base, file_item)
-        self._thin("compile_ledger", 0.1, "lines that compiling took time for", lambda entry: -entry["total_ns"])
+        self._thin("compile_ledger", 0.1, "lines with compile time", lambda entry: -entry["total_ns"])
         self._thin("graph_breaks", 0.1, "graph breaks", lambda entry: (not entry["is_user"], -entry["n_times"]))
         self._thin("recompiles", 0.1, "failed guards", lambda entry: -len(entry.get("ranks", ())))
         self._thin("log_lines", 0.05, "different messages", lambda entry: _LEVELS.get(entry["level"], 9))
@@ -103,24 +103,24 @@ class _Compiling:
     def _shows_files(self) -> bool:
         return self.contents.options.shows_source
 
-    def _tell_files(self, places: Sequence[str]) -> None:
+    def _note_files(self, places: Sequence[str]) -> None:
         n_missing = sum(not place for place in places)
         if not n_missing:
             return
         if self._shows_files:
-            said = f"{n_missing:,} of {count_noun(len(places), 'file')} of compilations are too large for the page"
-            said += f"; {ALL_FILES} writes all of them."
+            said = f"{n_missing:,} of {count_noun(len(places), 'compile file')} did not fit in the page"
+            said += f". For all of them, run {ALL_FILES}."
         else:
-            said = "The files of compilations were left out: graphs and generated code quote the lines of the model."
+            said = "Compile files were left out: graphs and generated code quote the model's source lines."
         self.contents.remarks.append(said)
 
     def _left_out(self, n_shown: int, n_all: int, what: str, command: str) -> None:
         self.contents.remarks.append(
-            f"Of {n_all:,} {what} the page shows the {n_shown:,} that tell most; {command} writes all of them."
+            f"The page shows the {n_shown:,} most important of {n_all:,} {what}. For all of them, run {command}."
         )
 
     def _thin(self, name: str, share: float, what: str, order: Callable[[Row], Any]) -> None:
-        """Keeps the rows that fit in the order that is asked for; those that stay keep their own."""
+        """Keeps the rows that fit, chosen in the given order; the kept rows stay in their original order."""
         rows = self.view.rows(name)
         kept = fitting(sorted(rows, key=order), int(self.html_room * share), row_bytes)
         if len(kept) < len(rows):
@@ -130,15 +130,15 @@ class _Compiling:
 
     def body(self) -> str:
         parts = [
-            ("What the ranks did alike, and what not", self._differences()),
+            ("What the ranks did the same and differently", self._differences()),
             ("Failures", self._failures()),
             ("Compile time by line", sections.ledger(self.page)),
             ("Recompilations", sections.chains(self.page)),
             ("Graph breaks", sections.graph_breaks(self.page)),
-            ("Where it was compiled", sections.stacks(self.page)),
+            ("What was compiled, by call stack", sections.stacks(self.page)),
             ("Compilations and their files", sections.compilation_table(self.page)),
             ("Ranks", self._ranks()),
-            ("Messages of TORCH_LOGS", self._messages()),
+            ("TORCH_LOGS messages", self._messages()),
         ]
         shown = "".join(f"<h3>{text(title)}</h3>{body}" for title, body in parts if body)
         return self._head() + shown + (_PANE if self.has_files else "")
@@ -171,13 +171,13 @@ class _Compiling:
     def _known(self) -> Iterator[str]:
         job = self.job
         ranks = [rank for rank in job.ranks if rank >= 0]
-        yield f"logs of {ranks_phrase(ranks)}" if ranks else count_noun(len(job.logs), "log")
+        yield f"logs from {ranks_phrase(ranks)}" if ranks else count_noun(len(job.logs), "log")
         if not job.is_traced:
-            yield "from TORCH_LOGS, which has neither times nor files; TORCH_TRACE has them"
+            yield "from TORCH_LOGS, which has no times and no files; TORCH_TRACE has both"
         if job.n_runs > 1:
-            yield f"run {job.run + 1} of {job.n_runs}, the others are left out"
+            yield f"run {job.run + 1} of {job.n_runs} (other runs left out)"
         if job.cut_ranks:
-            yield f"cut off at its end: {ranks_phrase(job.cut_ranks)}"
+            yield f"truncated logs: {ranks_phrase(job.cut_ranks)}"
 
     def _differences(self) -> str:
         n_ranks = len(compile_runs(self.contents.trace).get(self.job.run, ()))
@@ -208,7 +208,7 @@ class _Compiling:
         own = next((each for each in same if rank in each.ranks), None)
         if not own or not own.place:
             return f"[{compile_id}]"
-        return f"{own.label} ({own.function}, {self.page.shown(own.place)})"
+        return f"{own.label} ({own.function}, {own.place.rsplit('/', 1)[-1]})"
 
     def _failures(self) -> str:
         failed = [each for each in self.page.compilations if each.fail]
@@ -247,7 +247,7 @@ class _Compiling:
     def _messages(self) -> str:
         entries = self.view.rows("log_lines")
         if entries and not self.contents.options.shows_source:
-            return f'<p class="faint">{count_noun(len(entries), "message")}: left out, for they may quote code.</p>'
+            return f'<p class="faint">{count_noun(len(entries), "message")} left out because they may quote code.</p>'
         entries = sorted(entries, key=lambda entry: (_LEVELS.get(entry["level"], 9), entry["line"]))
         columns = [Column("Level"), Column("From"), Column("Times", True), Column("Message")]
         columns += [Column("Ranks")] * self.view.names_ranks

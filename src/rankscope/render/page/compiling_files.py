@@ -49,7 +49,7 @@ class Version(NamedTuple):
 
     @property
     def content(self) -> Content:
-        """Equal for equal texts, as far as the log tells."""
+        """Equal for equal texts, as far as the log shows."""
         own: str = self.row["md5"]
         return own or str(self.row["file_id"]), self.row["n_payload_bytes"] if own else self.row["record"]
 
@@ -95,7 +95,7 @@ def file_versions(job: Job, classes: Classes, records: Table, chosen: Array) -> 
 
 
 def _slots(records: Table, keys: Array, of_class: Array) -> Array:
-    """Equal for what is the same file on all ranks: by name, and the how manyth of that name it is."""
+    """Equal for what is the same file on all ranks: by name, and its number among the files of that name."""
     names = row_codes(records, ("attempt", "kind", "name"))
     n_names = int(names.max(initial=0)) + 1
     _, within = np.unique(keys, return_inverse=True)
@@ -115,7 +115,7 @@ def _by_slot(slots: Array, counts: Array) -> list[Array]:
 
 
 def embed(contents: Contents, versions: Sequence[Version], room: int) -> list[str]:
-    """Puts the texts into the page, the most telling ones first. Where each of them lies: block.position, or empty."""
+    """Puts the texts into the page, the most important ones first. Returns the block.position of each, or empty."""
     ordered = sorted(versions, key=lambda own: (not _FIRST.search(own.form[1]), own.priority))
     distinct: dict[Content, Version] = {}
     for version in ordered:

@@ -1,4 +1,4 @@
-"""What all ranks compiled, told once where they agree: the logs of the newest run, column by column.
+"""What all ranks compiled, listed once where they agree: the logs of the newest run, column by column.
 
 A thousand ranks that compile the same sixty graphs leave millions of rows. What one log says of one compile id is an
 occurrence; occurrences that say the same form a class, and only one of each, the slowest, is looked at row by row.
@@ -33,7 +33,7 @@ class Log(NamedTuple):
 
 
 class Job:
-    """The logs of one run of the job. Ranks are compared within it and with no other."""
+    """The logs of one run of the job. Ranks are compared only within it."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -115,7 +115,7 @@ class Classes:
         return np.where(classes >= 0, self.job.log_of(self.shown[np.maximum(classes, 0)]), logs)
 
     def by_interest(self) -> Array:
-        """What few ranks compiled, then what failed, then the dearest."""
+        """What few ranks compiled, then what failed, then the most expensive."""
         n_ranks = np.array([len(ranks) for ranks in self.ranks])
         failed = np.isin(self.shown, self._failed)
         return np.lexsort((self.shown, -self.durations, ~failed, n_ranks * 2 >= len(self.job.ranks)))

@@ -68,7 +68,7 @@ class JobView(RankView):
 
     def _distinct(self, whole: Table) -> list[Row]:
         """Rows that say the same of occurrences that are alike come as one, with how many they are and whose.
-        Occurrences that the page leaves out are not told apart."""
+        Occurrences that the page leaves out are not distinguished."""
         keys = self.job.keys(whole)
         own = np.flatnonzero(keys >= 0)
         table, logs, classes = whole.take(own), self.job.log_of(keys[own]), self.classes.of(keys[own])
@@ -85,7 +85,7 @@ class JobView(RankView):
         return rows
 
     def _chains(self, whole: Table) -> list[Row]:
-        """Of each frame that several ranks compiled anew for the same reasons, the versions of the first of them.
+        """Of each frame that several ranks recompiled for the same reasons, the versions of the first of them.
         The values that a guard met may differ from rank to rank: they are not what makes a chain another one."""
         keys = self.job.keys(whole)
         own = np.flatnonzero(keys >= 0)
@@ -111,7 +111,7 @@ class JobView(RankView):
         return self.rows("compile_ledger")
 
     def _ledger(self, whole: Table) -> list[Row]:
-        """The dearest place first; of each place what its slowest rank spent, and the time of all together."""
+        """The most expensive line first; for each line, what its slowest rank spent, and the time of all together."""
         table = whole.take(np.flatnonzero(whole.array("run") == self.job.run))
         codes = row_codes(table, ("file", "line", "function"))
         total = table.array("total_ns")

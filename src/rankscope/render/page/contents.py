@@ -93,5 +93,5 @@ def map_link(group: int | str | None = None, rank: int | None = None, seq: int |
 
 def absent(anchor: str, title: str, what: str, command: str) -> View:
     """A view without data: `what` is missing, and `command` collects it."""
-    body = f'<p class="absent">{text(what)} To collect it: <code>{text(command)}</code></p>'
+    body = f'<p class="absent">{text(what)} To collect the data: <code>{text(command)}</code></p>'
     return View(anchor, title, body, is_absent=True)

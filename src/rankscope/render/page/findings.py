@@ -13,7 +13,7 @@ from rankscope.render.page.contents import Contents, View, map_link
 
 FINDINGS_SHOWN = 100
 ANCHOR = "findings"
-# Which views show what a family of rules speaks of; the first ones that have data are linked.
+# Which views show what a family of rules is about; those with data are linked.
 _VIEWS_OF = {
     "H": ("map", "waits", "stacks"),
     "S": ("map", "performance"),
@@ -24,9 +24,9 @@ _VIEWS_OF = {
     "D": ("capture",),
 }
 _VIEW_WORDS = {
-    "map": "See it on the map",
+    "map": "Show on the map",
     "waits": "Who waits for whom",
-    "stacks": "Where everybody stands",
+    "stacks": "Where each rank is now",
     "performance": "Where the time goes",
     "compile": "What was compiled",
     "capture": "What was read",
@@ -47,7 +47,7 @@ def findings_view(contents: Contents, anchors: Sequence[str]) -> View:
         )
         for anchor, finding in zip(finding_anchors(report.findings), report.findings, strict=True)
     ]
-    body = blocks(contents.later, "cards", shown, FINDINGS_SHOWN) or "<p>No rule found anything to mend.</p>"
+    body = blocks(contents.later, "cards", shown, FINDINGS_SHOWN) or "<p>No problems found.</p>"
     if report.effects:
         effects = "".join(f"<li>{text(finding.code)}: {text(finding.title)}</li>" for finding in report.effects)
         body += fold(f"{count_noun(len(report.effects), 'effect')} of the above", f"<ul>{effects}</ul>", kind="checks")
@@ -56,7 +56,7 @@ def findings_view(contents: Contents, anchors: Sequence[str]) -> View:
 
 
 def _links(contents: Contents, finding: Finding, anchors: Sequence[str]) -> Iterator[str]:
-    for anchor in _VIEWS_OF.get(finding.code[:1], ()):
+    for anchor in _VIEWS_OF.get(finding.code[:1], ()) if contents.report.is_shown(finding) else ():
         if anchor in anchors:
             yield f'<a href="{text(_target(contents, finding, anchor))}">{_VIEW_WORDS[anchor]}</a>'
 
@@ -86,11 +86,11 @@ def _in_order(contents: Contents) -> str:
     passed = [check.rule for check in report.checks if check.status == "ran" and check.rule not in broken]
     if not passed:
         return ""
-    return fold(f"{count_noun(len(passed), 'check')} found nothing", f"<p>{text(', '.join(passed))}</p>", kind="checks")
+    return fold(f"{count_noun(len(passed), 'check')} passed", f"<p>{text(', '.join(passed))}</p>", kind="checks")
 
 
 def code_lines(contents: Contents) -> dict[tuple[str, int], str]:
-    """Lines of code that a compile log quotes: the files themselves may not be at hand."""
+    """Lines of code that a compile log quotes: the files themselves may not be on this machine."""
     lines: dict[tuple[str, int], str] = {}
     for name in ("compile_stacks", "graph_breaks"):
         table = contents.trace.table(name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from rankscope.model.finding import count_noun, format_duration, format_ranks
+from rankscope.model.finding import count_noun, format_duration, ranks_phrase
 from rankscope.render.cards import prose
-from rankscope.render.finding_words import found_counts, headline, sources_phrase, time_span
+from rankscope.render.finding_words import headline, sources_phrase, time_span, worlds_parts
 from rankscope.render.html import text
 from rankscope.render.page.contents import Contents, View
 
@@ -16,11 +16,19 @@ _MAX_PATHS = 3
 
 def page_title(contents: Contents) -> str:
     first = next(iter(contents.report.findings), None)
-    return f"{first.code}: {headline(first)}" if first else "rankscope: nothing found"
+    return f"{first.code}: {headline(first)}" if first else "rankscope: no problems found"
 
 
 def head_html(contents: Contents, views: Sequence[View]) -> str:
-    return _bar(views) + "<main>" + _verdict(contents) + _tiles(contents) + _holes(contents) + _remarks(contents)
+    return (
+        _bar(views)
+        + "<main>"
+        + _verdict(contents)
+        + _tiles(contents)
+        + _worlds(contents)
+        + _holes(contents)
+        + _remarks(contents)
+    )
 
 
 def _bar(views: Sequence[View]) -> str:
@@ -28,7 +36,7 @@ def _bar(views: Sequence[View]) -> str:
     search = (
         '<input type="search" id="search" placeholder="Search  /" aria-label="Search this page" autocomplete="off">'
     )
-    theme = '<button type="button" id="theme" aria-label="Light or dark" title="Light or dark" hidden>◐</button>'
+    theme = '<button type="button" id="theme" aria-label="Toggle dark mode" title="Toggle dark mode" hidden>◐</button>'
     return f'<div class="bar"><span class="home"><b>rankscope</b></span><nav>{links}</nav>{search}{theme}</div>\n'
 
 
@@ -41,8 +49,13 @@ def _nav_link(view: View) -> str:
 def _verdict(contents: Contents) -> str:
     report = contents.report
     first = next(iter(report.findings), None)
-    said = prose(headline(first)) if first and first.severity != "info" else "Nothing to mend was found"
-    kicker = " · ".join(filter(None, (_where(contents), *found_counts(report))))
+    notes = [count_noun(n, "note")] if (n := report.count("info")) else []
+    problems = [count_noun(n, severity) for severity in ("error", "warning") if (n := report.count(severity))]
+    if first and first.severity != "info":
+        said = prose(headline(first))
+    else:
+        said = "No problems found" + "".join(f" ({each})" for each in notes)
+    kicker = " · ".join(filter(None, (_where(contents), *problems, *notes)))
     return f'<p class="kicker">{kicker}</p><h1>{said}</h1>\n'
 
 
@@ -63,20 +76,25 @@ def _tiles(contents: Contents) -> str:
 
 
 def _numbers(contents: Contents) -> Iterator[tuple[str, str, str]]:
-    """(number, of what, what to know about it)"""
+    """(number, noun, detail)"""
     capture = contents.report.capture
     n_missing = max(0, capture.world_size - len(capture.ranks))
-    yield f"{len(capture.ranks):,}", "ranks", f"of {capture.world_size:,}" if n_missing else ""
+    yield (*_counted(len(capture.ranks), "rank"), f"of {capture.world_size:,}" if n_missing else "")
     if capture.hosts:
-        yield f"{len(capture.hosts):,}", "hosts", ""
+        yield (*_counted(len(capture.hosts), "host"), "")
     if capture.n_groups:
-        yield f"{capture.n_groups:,}", "process groups", ""
+        yield (*_counted(capture.n_groups, "process group"), "")
     if capture.n_calls:
-        yield f"{capture.n_calls:,}", "recorded calls", ""
+        yield (*_counted(capture.n_calls, "recorded call"), "")
     if capture.n_steps and capture.step_ns is not None:
-        yield f"{capture.n_steps:,}", "steps", f"of {format_duration(capture.step_ns)}"
+        yield (*_counted(capture.n_steps, "step"), f"of {format_duration(capture.step_ns)}")
     if capture.first_ns is not None and capture.last_ns is not None:
         yield format_duration(capture.last_ns - capture.first_ns), "time span", ""
+
+
+def _counted(n: int, noun: str) -> tuple[str, str]:
+    number, _, words = count_noun(n, noun).partition(" ")
+    return number, words
 
 
 def _sources(contents: Contents) -> str:
@@ -89,19 +107,30 @@ def _sources(contents: Contents) -> str:
     return "; ".join(parts) + "."
 
 
+def _worlds(contents: Contents) -> str:
+    """Which of several worlds the page shows: a rank 0 is in each of them."""
+    capture = contents.report.capture
+    shown = capture.shown_world()
+    if shown is None:
+        return ""
+    other = next(world for world in capture.worlds if world is not shown)
+    said = (
+        f"{len(capture.worlds)} worlds were alive side by side: {', '.join(worlds_parts(capture))}. The findings are "
+        f"from all of them. The numbers above and every other view show {shown.name}. To see {other.name}, "
+        f"add --capture {other.number}."
+    )
+    return f'<p class="holes">{text(said)}</p>\n'
+
+
 def _holes(contents: Contents) -> str:
-    """What is missing from the capture, before anybody trusts what is there."""
+    """What is missing from the capture, before the reader trusts the rest."""
     capture = contents.report.capture
     missing = sorted(set(range(capture.world_size)) - set(capture.ranks))
-    holes = (
-        [f"Nothing was read of {count_noun(len(missing), 'rank')}: {format_ranks(missing, limit=8)}."]
-        if missing
-        else []
-    )
+    holes = [f"No data from {ranks_phrase(missing, 8)}."] if missing else []
     files = contents.trace.table("files")
     n_damaged = int(files.text("status").equals("damaged").sum())
     if n_damaged:
-        holes.append(f"{count_noun(n_damaged, 'file')} could not be read whole.")
+        holes.append(f"{count_noun(n_damaged, 'file')} could not be read completely.")
     if not holes:
         return ""
     return f'<p class="holes">{text(" ".join(holes))} <a href="#capture">What was read</a></p>\n'
@@ -110,7 +139,7 @@ def _holes(contents: Contents) -> str:
 def _remarks(contents: Contents) -> str:
     said = list(contents.remarks)
     if contents.options.redact:
-        said.append("Lines of code, directories and names of hosts were left out (--redact).")
+        said.append("Source lines, directories and host names were left out (--redact).")
     elif not contents.options.source:
-        said.append("Lines of code were left out (--no-source).")
+        said.append("Source lines were left out (--no-source).")
     return f'<p class="remarks">{text(" ".join(said))}</p>\n' if said else ""

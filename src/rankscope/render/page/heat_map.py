@@ -30,13 +30,13 @@ class HeatMap(NamedTuple):
 
 
 def heat_map(contents: Contents, map_: HeatMap, share: float) -> str:
-    """`share` of the page is what its data may take; steps that do not fit are joined, the longest counts."""
+    """`share` of the page is what its data may take; steps that do not fit are merged, keeping the longest."""
     room = contents.room(share) / _BYTES_PER_CELL
     columns = _joined(map_, max(1, int(room // max(1, len(map_.ranks)))))
     if len(columns.steps) < len(map_.steps):
         said = (
-            f"The maps of step times have {len(columns.steps):,} columns for {len(map_.steps):,} steps: "
-            "the longest of a column counts."
+            f"The maps of step times have {len(columns.steps):,} columns for {len(map_.steps):,} steps; "
+            "each column shows its longest step."
         )
         if said not in contents.remarks:
             contents.remarks.append(said)
@@ -107,7 +107,7 @@ def _block(map_: HeatMap, low: float, high: float) -> Block:
 
 
 def _rank_axis(map_: HeatMap, height: int) -> str:
-    """Round numbers, and the ranks of which a finding speaks; those come first where both would stand in one place."""
+    """Round numbers, and the ranks that findings name; those win where both would be in one place."""
     n_ranks = len(map_.ranks)
     at = {int(rank): (place + 0.5) / n_ranks * height for place, rank in enumerate(map_.ranks.tolist())}
     taken: list[float] = []

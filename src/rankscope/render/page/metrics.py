@@ -1,4 +1,4 @@
-"""The numbers that ranks told while they trained, over steps, with the findings at the steps that they are about."""
+"""The numbers that ranks logged during training, over steps, with the findings at the steps that they are about."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TITLE = "Metrics"
 FEW_RANKS = 8  # as lines; of more, their spread and the odd ones
 _SHARE = 0.05  # of the page
 _ABSENT = (
-    "No metrics are in this capture. Step times, throughput and memory are recorded without a change to the job; "
-    'rankscope.metric("loss", value) in it adds its own numbers.'
+    "This capture has no metrics. rankscope record collects step times, throughput and memory without a code change; "
+    'rankscope.metric("loss", value) in your code adds your own numbers.'
 )
 _COMMAND = "rankscope record -o traces/ -- torchrun train.py"
 _MAX_CHARTS = 24
@@ -47,8 +47,8 @@ def metrics_view(contents: Contents) -> View:
     thinned = [series.name for series in found if series.n_joined > 1]
     if thinned:
         contents.remarks.append(
-            f"{count_noun(len(thinned), 'metric')} of more than {n_points} steps: a point stands for several of them, "
-            "with their lowest and highest value."
+            f"{count_noun(len(thinned), 'metric')} with more than {n_points} steps: each point covers several steps "
+            "and shows their lowest and highest value."
         )
     charts = "".join(_chart(contents, series, number) for number, series in enumerate(found))
     body = f'{_intro(found)}<div class="multiples">{charts}</div>{_worst(contents, found)}'
@@ -64,13 +64,14 @@ def _n_points(contents: Contents, n_charts: int) -> int:
 
 def _intro(found: Sequence[Series]) -> str:
     n_ranks = max(len(series.ranks) for series in found)
-    said = f"{count_noun(len(found), 'metric')} of {count_noun(n_ranks, 'rank')}."
+    said = f"{count_noun(len(found), 'metric')} from {count_noun(n_ranks, 'rank')}."
     if n_ranks > FEW_RANKS:
         said += (
-            " The line is the median rank, the bands hold the middle 80 % and all. Ranks that stand out have own lines."
+            " The line is the median rank; the bands are the middle 80 % and the full range. Outlier ranks have their"
+            " own lines."
         )
     if n_ranks > FEW_RANKS and any(series.n_joined > 1 for series in found):
-        said += " Where a point stands for several steps, the lines are their mean; the outer band has their extremes."
+        said += " Where a point covers several steps, lines show the mean and the outer band the extremes."
     broken = [_not_numbers(series) for series in found if series.broken]
     alarm = "".join(f'<p class="holes">{text(each)}</p>' for each in broken)
     return f"<p>{said}</p>{alarm}"
@@ -79,19 +80,19 @@ def _intro(found: Sequence[Series]) -> str:
 def _not_numbers(series: Series) -> str:
     broken = series.broken
     assert broken is not None
-    where = f"step {broken.step:,}" if series.has_steps else f"its value {broken.step + 1:,}"
+    where = f"step {broken.step:,}" if series.has_steps else f"value {broken.step + 1:,}"
     return f"{shortened(series.name, _MAX_NAME)} is {number_text(broken.value)} at {where}{_on(broken.ranks)}" + (
         f", the first of {broken.n:,} such values." if broken.n > 1 else "."
     )
 
 
 def _on(ranks: Sequence[int]) -> str:
-    told = [rank for rank in ranks if rank != MISSING]
-    return f" on {ranks_phrase(told)}" if told else ""
+    known = [rank for rank in ranks if rank != MISSING]
+    return f" on {ranks_phrase(known)}" if known else ""
 
 
 def rank_label(rank: int) -> str:
-    """Logs of other tools seldom say which rank wrote them."""
+    """Logs of other tools rarely say which rank wrote them."""
     return f"rank {rank}" if rank != MISSING else "rank not recorded"
 
 
@@ -160,7 +161,7 @@ def _many(series: Series) -> _Drawn:
     drawn += [
         Line(rank_label(series.ranks[place]), values[place], f"s{1 + number}") for number, place in enumerate(odd)
     ]
-    legend = [Key("key middle", "median rank"), Key("band-key", "10 to 90 % of the ranks, and all")]
+    legend = [Key("key middle", "median rank"), Key("band-key", "10 to 90 % of the ranks, and full range")]
     legend += [Key(f"key s{1 + number}", rank_label(series.ranks[place])) for number, place in enumerate(odd)]
     return _Drawn(drawn, (Band(low, high, "outer"), Band(tenth, ninetieth, "inner")), legend)
 
@@ -218,7 +219,7 @@ def _flags(contents: Contents, series: Series) -> list[Flag]:
 
 
 def _worst(contents: Contents, found: Sequence[Series]) -> str:
-    """Per metric, the ranks and steps that are farthest from the median of the metric."""
+    """Per metric, the ranks and steps farthest from the median."""
     columns = (
         Column("Metric"),
         Column("Rank", True),
@@ -249,11 +250,11 @@ def _worst(contents: Contents, found: Sequence[Series]) -> str:
         )
         for score, name, rank, step, value, middle, unit in ranked[:WORST]
     ]
-    return table_below(contents, "metric-values", columns, rows, f"The {len(rows)} values that stand out most")
+    return table_below(contents, "metric-values", columns, rows, f"The {len(rows)} biggest outliers")
 
 
 def _far(series: Series) -> list[tuple[float, int, int, float, float]]:
-    """(score, rank, step, value, median); what is no number comes before all others."""
+    """(score, rank, step, value, median); values that are not numbers come first."""
     finite = np.isfinite(series.high)
     middle = float(np.median(series.high[finite])) if finite.any() else np.nan
     above, below = series.high - middle, middle - series.low

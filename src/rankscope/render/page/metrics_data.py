@@ -92,7 +92,7 @@ def _counted(row_of: Array, time: Array) -> Array:
 
 
 def _times(points: Array, time: Array, n_points: int) -> Array:
-    """Per point the earliest time at which any rank told it."""
+    """Per point the earliest time at which any rank logged it."""
     times = np.full(n_points, np.iinfo(np.int64).max)
     known = np.flatnonzero(time > 0)
     np.minimum.at(times, points[known], time[known])

@@ -38,7 +38,7 @@ def _steps(contents: Contents, finding: Finding, series: Series) -> Iterator[int
 
 
 def _called_ns(contents: Contents, finding: Finding) -> int:
-    """When the first rank made the call; 0 when no recorder tells."""
+    """When the first rank made the call; 0 when no recorder says."""
     if not (finding.group and finding.collective):
         return 0
     group_id = contents.group_id(finding.group)

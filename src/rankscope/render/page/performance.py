@@ -33,15 +33,13 @@ def performance_view(contents: Contents) -> View:
         return absent(
             ANCHOR,
             TITLE,
-            "No profiler traces are in this capture.",
+            "This capture has no profiler traces.",
             "rankscope record --only kineto,metrics -o traces/ -- torchrun train.py",
         )
     marks = marks_of(contents)
     body = _what_was_measured(contents)
     if marks.all:
-        body += (
-            f'<p class="faint">Findings about time: {marks.all}. Ranks and steps that they name are marked below.</p>'
-        )
+        body += f'<p class="faint">Findings about time: {marks.all}. Their ranks and steps are marked below.</p>'
     body += "".join(section(contents, marks) for section in _SECTIONS)
     return View(ANCHOR, TITLE, body)
 
@@ -50,14 +48,14 @@ def _what_was_measured(contents: Contents) -> str:
     profiles = contents.trace.table("profiles")
     ranks = np.unique(profiles.array("rank"))
     has_device = profiles.array("n_kernels") > 0
-    said = f"Profiler traces of {count_noun(len(ranks), 'rank')}."
+    said = f"Profiler traces from {count_noun(len(ranks), 'rank')}."
     if not has_device.any():
         said += (
-            " No device was traced: what follows is the time of the host alone, and operators that ran there count as"
-            " its computation. Profile with ProfilerActivity.CUDA to see the device."
+            " No device was traced: everything below is host time, and operators on the host count as computation."
+            " Profile with ProfilerActivity.CUDA to see the device."
         )
     elif not has_device.all():
         bare = np.setdiff1d(ranks, np.unique(profiles.array("rank")[has_device]))
         if len(bare):
-            said += f" Of {count_noun(len(bare), 'rank')} no work on a device was traced."
+            said += f" {count_noun(len(bare), 'rank').capitalize()} recorded no device activity."
     return f"<p>{said}</p>"

@@ -22,7 +22,7 @@ _CAUSES = {
     "launch": ("runtime", "launching took longer than the kernels"),
     "sync": ("waiting", "the host waited for the device"),
     "data": ("loading", "data loading"),
-    "device": ("plain", "launched, but held up on the device"),
+    "device": ("plain", "launched, but delayed on the device"),
     "unknown": ("nothing", "launch not in the trace"),
 }
 
@@ -52,7 +52,7 @@ def overlap_section(contents: Contents, marks: Marks) -> str:
         )
         for rank, hidden, exposed, comm in found[:WORST]
     ]
-    legend = [Key("computation", "hidden behind computation"), Key("communication", "exposed: nothing else ran")]
+    legend = [Key("computation", "hidden behind computation"), Key("communication", "exposed")]
     columns = [
         Column("Rank", True),
         *(Column(f"{name} ({unit.name})", True) for name in ("Communication", "Hidden", "Exposed")),
@@ -71,9 +71,10 @@ def overlap_section(contents: Contents, marks: Marks) -> str:
     return section(
         "overlap",
         "Communication and computation",
-        "How much of the communication on the device computation hid. A kernel that waits for its peers communicates.",
+        "How much of the communication was hidden behind computation. Waiting for peers in a collective counts as "
+        "communication.",
         figure("chart-overlap", "Communication hidden and exposed, per rank", bars(shown, unit), legend),
-        table_below(contents, "overlap-ranks", columns, rows, "The ranks"),
+        table_below(contents, "overlap-ranks", columns, rows, "Ranks"),
         more_rows(len(found), "rank", "rankscope metrics PATH overlap"),
     )
 
@@ -125,9 +126,9 @@ def idle_section(contents: Contents, marks: Marks) -> str:
     ]
     return section(
         "idle",
-        "Idle devices",
-        "When nothing ran on any stream of a device, and what the next kernel had waited for.",
-        figure("chart-idle", "Idle time of the device by cause, per rank", bars(shown, unit), legend),
+        "Idle time",
+        "Time when nothing ran on any stream of a device, by what the next kernel waited for.",
+        figure("chart-idle", "Device idle time by cause, per rank", bars(shown, unit), legend),
         table_below(contents, "idle-causes", columns, rows, "Ranks and causes"),
         more_rows(len(found), "row", "rankscope metrics PATH gaps"),
         _streams(contents),
@@ -137,7 +138,7 @@ def idle_section(contents: Contents, marks: Marks) -> str:
 _STREAM_CAUSES = {
     "host_wait": "launched too late",
     "kernel_wait": "between two kernels",
-    "other": "held up on the device",
+    "other": "delayed on the device",
 }
 _STREAMS = f"""
     SELECT rank, device, stream, category, n_gaps, idle_ns, max_ns, coalesce(share_pct, 0) FROM idle_breakdown
@@ -172,7 +173,7 @@ def _streams(contents: Contents) -> str:
         for rank, device, stream, category, n, idle, longest, share in found
     ]
     return table_below(
-        contents, "idle-streams", columns, rows, "The streams, of which one may stand still while others run,"
+        contents, "idle-streams", columns, rows, "Idle time per stream (one may be idle while others run),"
     )
 
 
@@ -199,11 +200,11 @@ def kernel_section(contents: Contents, marks: Marks) -> str:
         Column("Kernel"),
         Column("Type"),
         Column("Calls", True),
-        Column("Time", True, "All ranks added."),
-        Column("Share (%)", True, "Of the time of all kernels, copies and fills, also where they overlap."),
-        Column("Mean", True, "Of the median rank."),
-        Column("Ranks from", True, "The mean of the fastest rank."),
-        Column("to", True, "The mean of the slowest rank."),
+        Column("Time", True, "Sum of all ranks."),
+        Column("Share (%)", True, "Share of the time of all kernels, copies and fills, counting overlaps twice."),
+        Column("Mean", True, "The median rank."),
+        Column("Fastest", True, "Mean of the fastest rank."),
+        Column("Slowest", True, "Mean of the slowest rank."),
         Column("Odd rank"),
     ]
     rows = []
@@ -223,8 +224,10 @@ def kernel_section(contents: Contents, marks: Marks) -> str:
                 ]
             )
         )
-    said = f"The {_KERNELS} longest in total." if len(found) == _KERNELS else f"All {count_noun(len(found), 'name')}."
-    said += f" A rank is odd where its mean is more than {_ODD:g} times that of the median rank."
+    said = (
+        f"The {_KERNELS} with the most time." if len(found) == _KERNELS else f"All {count_noun(len(found), 'kernel')}."
+    )
+    said += f" A rank is odd if its mean is more than {_ODD:g} times the median rank's."
     return section("kernels", "Kernels", said, table(contents.later, "kernels", columns, rows, WORST))
 
 

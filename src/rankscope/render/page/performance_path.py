@@ -1,4 +1,4 @@
-"""What determined how long the job took, and what would make it shorter."""
+"""What determined how long the job took, and what would shorten it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _N_BINS = 400  # moments of the strip; each shows what took most of it
 _N_LANES = 8  # ranks that have a lane of their own
 _MAX_EDGES = 50
 _MAX_NAME = 200
-# The class that gives the colour, and the words, for each kind of piece.
+# The class that gives the color, and the words, for each kind of piece.
 _KINDS = {
     "kernel": ("computation", "kernel"),
     "communication": ("communication", "communication"),
@@ -28,7 +28,7 @@ _KINDS = {
     "host": ("operators", "host"),
     "data-loading": ("loading", "data loading"),
     "launch": ("runtime", "launch"),
-    "sync": ("waiting", "host returns from a wait"),
+    "sync": ("waiting", "host resumes after a wait"),
     "kernel-gap": ("nothing", "gap between kernels"),
 }
 _SUMMARY = f"""
@@ -75,10 +75,10 @@ def path_section(contents: Contents, marks: Marks) -> str:
     return section(
         "critical-path",
         "Critical path",
-        "What determined how long it took, through all ranks: to speed up what is not on the path gains nothing. "
-        "Each mark shows what took most of that moment.",
+        "The chain of work across all ranks that determined how long the job took: speeding up anything else gains "
+        "nothing. Each mark shows what took most of that moment.",
         _strip(path, unit, marks),
-        table_below(contents, "path-kinds", columns, rows, "The path"),
+        table_below(contents, "path-kinds", columns, rows, "Path"),
         more_rows(len(contents.trace.table("path_summary")), "row", "rankscope metrics PATH path_summary"),
     )
 
@@ -181,7 +181,7 @@ _WORTH = 0.005  # of the step
 
 
 def what_if_section(contents: Contents, marks: Marks) -> str:
-    """Only where the rules replayed the job: it costs more than a page may."""
+    """Only if the rules replayed the job: it takes too long for a page."""
     if "what_if" not in contents.trace.tables:
         return ""
     step = next((ns for (ns,) in rows_of(contents, "what_if", _REPLAYED)), 0)
@@ -192,14 +192,14 @@ def what_if_section(contents: Contents, marks: Marks) -> str:
     shown = [
         Bar(
             text(what),
-            [Segment("plain", saved, f"{what}: {unit.text(saved)} less, {unit.text(left)} a step")],
+            [Segment("plain", saved, f"{what}: saves {unit.text(saved)}, {unit.text(left)} per step")],
             unit.text(saved),
         )
         for what, saved, left, _ in found[:10]
     ]
     columns = [Column("If this were as fast as its peers")]
     columns += [Column(f"{name} ({unit.name})", True) for name in ("Saved per step", "Step would take")]
-    columns.append(Column("Step shorter by (%)", True))
+    columns.append(Column("Reduction (%)", True))
     rows = [
         row(
             [
@@ -214,7 +214,7 @@ def what_if_section(contents: Contents, marks: Marks) -> str:
     return section(
         "what-if",
         "What would help",
-        f"The steps replayed, with one thing as fast as its peers. As it is, a step takes {unit.text(step)}.",
+        f"The steps replayed, with one thing as fast as its peers. Currently, a step takes {unit.text(step)}.",
         figure("chart-what-if", "Time saved per step", bars(shown, unit)),
         table_below(contents, "what-if", columns, rows, "What would help"),
     )

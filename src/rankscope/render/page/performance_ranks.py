@@ -1,4 +1,4 @@
-"""What ranks cost each other: who is waited for and why, how long collectives wait and move data, pipeline bubbles."""
+"""What ranks cost each other: which ranks the others wait for and why, waiting and transfer times, pipeline bubbles."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def straggler_section(contents: Contents, marks: Marks) -> str:
     shown = [_straggler_bar(each, marks, unit.text(each[1])) for each in found[:WORST] if each[2] >= _LEAST_PCT]
     columns = [
         Column("Rank", True),
-        Column(f"Costs its peers ({unit.name} per step)", True, "What the median peer stands longer in communication."),
+        Column(f"Costs its peers ({unit.name} per step)", True, "Extra communication time of the median peer."),
         Column("Of the step (%)", True),
         Column("Late steps", True),
         Column("Peers", True),
         Column("Why"),
-        Column("Came last", True, "Calls to which it came last: it may have been held up elsewhere."),
-        Column(f"Others waited ({unit.name})", True, "All others together, in all calls to which it came last."),
+        Column("Joined last", True, "Calls that it joined last; it may have been delayed elsewhere."),
+        Column(f"Others waited ({unit.name})", True, "Total over all other ranks, in the calls that it joined last."),
     ]
     rows = [
         row(
@@ -64,11 +64,11 @@ def straggler_section(contents: Contents, marks: Marks) -> str:
     )
     return section(
         "stragglers",
-        "Who is waited for",
-        "What the median peer stands longer in communication than this rank, per step. Who stands there least is "
-        "the one that the others wait for.",
+        "Stragglers",
+        "How much longer the median peer spends in communication than this rank, per step. The rank that spends the "
+        "least time there is the one that the others wait for.",
         chart,
-        table_below(contents, "stragglers", columns, rows, "The ranks"),
+        table_below(contents, "stragglers", columns, rows, "Ranks"),
         more_rows(len(contents.trace.table("stragglers")), "rank", "rankscope metrics PATH stragglers"),
         _late_parts(contents),
     )
@@ -77,7 +77,7 @@ def straggler_section(contents: Contents, marks: Marks) -> str:
 def _straggler_bar(found: tuple[Any, ...], marks: Marks, cost: str) -> Bar:
     rank, cost_ns, percent, *_, cause, _, _ = found
     because = f" ({cause})" if cause else ""
-    said = f"rank {rank} costs its peers {cost} per step, {percent:.1f} % of it{because}"
+    said = f"rank {rank} costs its peers {cost} per step, {percent:.1f} % of the step{because}"
     return Bar(marks.label(rank), [Segment("plain", cost_ns, said)], cost + because, rank)
 
 
@@ -141,10 +141,10 @@ def collective_section(contents: Contents, marks: Marks) -> str:
         Column("Ranks", True),
         Column("Calls", True),
         *(
-            Column(f"{name} ({unit.name})", True, "Mean of the ranks.")
+            Column(f"{name} ({unit.name})", True, "Average over ranks.")
             for name in ("Waiting", "Moving data", "Exposed")
         ),
-        Column("Waits least", True, "Who waits least is waited for."),
+        Column("Waits least", True, "The rank that waits least is the one the others wait for."),
     ]
     rows = [
         row(
@@ -163,7 +163,7 @@ def collective_section(contents: Contents, marks: Marks) -> str:
     return section(
         "collectives",
         "Collectives",
-        "The time in calls of one operation and group, mean of the ranks.",
+        "Time in the calls of each operation and group, averaged over ranks.",
         figure("chart-collectives", "Waiting and moving data, per operation and group", bars(shown, unit), legend),
         table_below(contents, "collective-waits", columns, rows, "Operations and groups"),
         _bandwidth(contents),
@@ -209,7 +209,7 @@ def _bandwidth(contents: Contents) -> str:
         )
         for op, group, size, n_hosts, n_bytes, n, transfer, *rates in found
     ]
-    return table_below(contents, "bandwidth", columns, rows, "How fast data moved,")
+    return table_below(contents, "bandwidth", columns, rows, "Bandwidth of collectives,")
 
 
 # Pipelines
@@ -221,7 +221,7 @@ _BUBBLES = """
 """
 _BUBBLE_PARTS = (
     ("computation", "computation"),
-    ("waiting", "waiting for a neighbouring stage"),
+    ("waiting", "waiting for a neighboring stage"),
     ("plain", "waiting for another member of a collective"),
     ("communication", "moving data"),
     ("nothing", "idle"),
@@ -257,7 +257,7 @@ def bubble_section(contents: Contents, marks: Marks) -> str:
     return section(
         "bubbles",
         "Pipeline stages",
-        "What the compute stream of a stage does in a step, mean of its ranks.",
+        "What the compute stream of each stage does in a step, averaged over its ranks.",
         figure("chart-bubbles", "What each pipeline stage does", bars(shown, unit), legend),
-        table_below(contents, "stages", columns, rows, "The stages"),
+        table_below(contents, "stages", columns, rows, "Stages"),
     )

@@ -27,7 +27,7 @@ _PARTS = (
     ("computation", ("kernel_ns",), "computation"),
     ("memory", ("memcpy_ns", "memset_ns"), "copies and fills"),
     ("communication", ("communication_ns",), "exposed communication"),
-    ("runtime", ("runtime_ns",), "calls into the runtime"),
+    ("runtime", ("runtime_ns",), "runtime calls"),
     ("loading", ("data_loader_ns",), "data loading"),
     ("operators", ("cpu_ns",), "operators on the host"),
     ("nothing", ("other_ns",), "nothing recorded"),
@@ -78,16 +78,16 @@ def _summary(grid: _Grid, unit: Unit) -> str:
     slow = [place for place in np.argsort(-longest, kind="stable")[:3].tolist() if longest[place] > 1.1 * middle]
     if slow:
         named = ", ".join(f"{grid.steps[place]} ({unit.text(longest[place])})" for place in slow)
-        said += f" Longest: {named}."
+        said += f" Longest {'step' if len(slow) == 1 else 'steps'}: {named}."
     if len(grid.ranks) > 1:
-        said += " Ranks that communicate take equally long; what tells them apart is their own time."
+        said += " Ranks that communicate take equally long; compare their own time instead."
     return said
 
 
 def _charts(contents: Contents, grid: _Grid, unit: Unit, marks: Marks) -> str:
     shown = [("step-time", "Step time", grid.duration)]
     if np.any(grid.own < grid.duration):
-        shown.append(("own-time", "Own time: step less exposed communication", grid.own))
+        shown.append(("own-time", "Own time: step time minus exposed communication", grid.own))
     drawn = []
     for name, title, values in shown:
         if len(grid.ranks) <= FEW_RANKS:
@@ -148,8 +148,8 @@ def _worst_steps(contents: Contents, grid: _Grid, unit: Unit) -> str:
         Column("Rank", True),
         Column("Step", True),
         Column(f"Step time ({unit.name})", True),
-        Column(f"Own time ({unit.name})", True, "The step less exposed communication."),
-        Column(f"Over {against} ({unit.name})", True),
+        Column(f"Own time ({unit.name})", True, "Step time minus exposed communication."),
+        Column(f"Above {against} ({unit.name})", True),
         Column("%", True),
     )
     rows = []
@@ -184,12 +184,13 @@ def breakdown_section(contents: Contents, marks: Marks) -> str:
     ]
     if len(ranks) > 2:
         shown.append(_part_bar("median rank", np.median(parts, axis=0), unit, None))
-    what = "the whole trace: no step was marked" if is_whole else "a step, on average"
-    said = f"Where the time goes in {what}. Each moment counts once, for the first in this order that went on."
+    what = "the whole trace (no steps were marked)" if is_whole else "an average step"
+    said = f"Where the time goes in {what}. Overlapping activities are counted once, in the order of the legend."
     if len(ranks) > WORST:
-        said += f" Shown are the {WORST} of {count_noun(len(ranks), 'rank')} that need the longest for themselves."
+        many = count_noun(len(ranks), "rank")
+        said += f" The chart shows the {WORST} of {many} with the most time outside of communication."
     legend = [Key(kind, name) for number, (kind, _, name) in enumerate(_PARTS) if parts[:, number].any()]
-    chart = figure("chart-breakdown", "Where the time of each rank goes", bars(shown, unit), legend)
+    chart = figure("chart-breakdown", "Where each rank's time goes", bars(shown, unit), legend)
     per_step = _step_bars(breakdown, unit, marks)
     below = _part_table(contents, ranks, parts, order, unit)
     return section("breakdown", "Breakdown", said, chart, below, per_step)
@@ -220,13 +221,13 @@ def _part_table(contents: Contents, ranks: Array, parts: Array, order: Array, un
         shares = [parts[place, number] / whole * 100 if whole else 0.0 for number in used]
         head = [cell(f"{ranks[place]}", int(ranks[place])), cell(unit.number(whole), whole)]
         rows.append(row([*head, *(cell(number_text(share), share) for share in shares)]))
-    return table_below(contents, "breakdown-ranks", columns, rows, "The ranks") + more_rows(
+    return table_below(contents, "breakdown-ranks", columns, rows, "Ranks") + more_rows(
         len(ranks), "rank", "rankscope metrics PATH steps"
     )
 
 
 def _step_bars(breakdown: Table, unit: Unit, marks: Marks) -> str:
-    """The mean over all ranks, step by step; of many, the longest."""
+    """The mean over all ranks, step by step; only the longest steps if there are many."""
     steps, row_of = np.unique(breakdown.array("step"), return_inverse=True)
     if len(steps) < 2:
         return ""
@@ -241,5 +242,5 @@ def _step_bars(breakdown: Table, unit: Unit, marks: Marks) -> str:
         )
         label = f"step {step}" if step != MISSING else "no step"
         shown.append(_part_bar(f"{flags} {label}".strip(), parts[place], unit, None))
-    said = "By step, the mean of all ranks" + (f"; the {WORST} longest of {len(steps):,}" if len(steps) > WORST else "")
+    said = "By step, averaged over ranks" + (f"; the {WORST} longest of {len(steps):,}" if len(steps) > WORST else "")
     return f"<h4>{said}</h4>" + figure("chart-steps", said, bars(shown, unit))

@@ -34,7 +34,7 @@ _COMMAND = "rankscope record -o traces/ -- torchrun --nproc-per-node 8 train.py"
 def rank_map_view(contents: Contents) -> View:
     found = choices(contents.trace)
     if not found:
-        said = "Neither Flight Recorder dumps nor profiler traces with collectives are in this capture."
+        said = "This capture has no Flight Recorder dumps and no profiler traces with collectives."
         return absent(ANCHOR, TITLE, said, _COMMAND)
     first = first_choice(found, contents.report.findings)
     # What is most likely to be looked at gets its room first.
@@ -90,7 +90,7 @@ class _Maps:
         if len(shown) < len(found):
             left_out = sum(len(choice.groups) for choice in found[len(shown) :])
             self.contents.remarks.append(
-                f"The map leaves out {count_noun(left_out, 'group')}: those in which nothing is wrong come last."
+                f"The map leaves out {count_noun(left_out, 'group')}, starting with those without problems."
             )
         return shown
 
@@ -106,12 +106,11 @@ class _Maps:
         if thinned.n_merged > 1:
             self.contents.remarks.append(
                 f"The map of {choice.title} shows up to {count_noun(thinned.n_merged, choice.noun)} per column,"
-                " the worst of them, but for the newest and those around findings."
+                " and colors it by the worst one; the newest and those around findings have their own columns."
             )
         elif thinned.is_coarse:
             self.contents.remarks.append(
-                f"Times on the map of {choice.title} are coarser than recorded: where all is calm,"
-                " short ones are not told apart."
+                f"Times on the map of {choice.title} are rounded: far from any problem, short times look the same."
             )
         self._add_tables(choice, matrix)
 
@@ -119,7 +118,7 @@ class _Maps:
         tables = worst_tables(self.contents, choice, matrix, self.pool, self.hosts)
         if self.tables:
             later = self.contents.later if len(self.tables) > MAX_OPEN_TABLES else None
-            tables = fold(f"The worst of {text(choice.title)}", tables, later=later)
+            tables = fold(f"Worst in {text(choice.title)}", tables, later=later)
         self.tables.append(tables)
 
     def _fitted(self, choice: Choice, matrix: Matrix, about: dict[str, Any]) -> Thinned:
@@ -175,7 +174,7 @@ def _tools(shown: Sequence[Choice], hosts: dict[int, str]) -> str:
         '<div class="map-tools" hidden>'
         f'<label>Groups <select data-map="choice">{options}</select></label>'
         '<label hidden>Group <select data-map="group"></select></label>'
-        '<label>Colour <select data-map="layer"><option value="state">state</option>'
+        '<label>Color <select data-map="layer"><option value="state">state</option>'
         '<option value="late">lateness</option><option value="duration">duration</option></select></label>'
         '<label>Order <select data-map="order"><option value="rank">by rank</option>'
         '<option value="host">by host</option><option value="worst">worst first</option></select></label>'
@@ -191,7 +190,7 @@ def _canvas() -> str:
         '<p class="legend map-legend" hidden></p><div class="map-frame" hidden>'
         '<canvas tabindex="0" role="application" aria-roledescription="map" aria-describedby="map-keys"'
         ' aria-label="Map of ranks and collectives"></canvas><div class="map-tip" hidden></div></div>'
-        '<p id="map-keys" class="map-keys faint" hidden>Wheel or + and - zoom, dragging moves, arrow keys go from cell'
-        " to cell, Enter or a click pins up to two cells, Esc lets go of them.</p>"
+        '<p id="map-keys" class="map-keys faint" hidden>Zoom with the wheel or + and -, drag to move, use the arrow'
+        " keys to go from cell to cell, press Enter or click to pin up to two cells, and Esc to unpin them.</p>"
         '<p class="map-said" aria-live="polite"></p><div class="map-pins"></div><ul class="map-hits" hidden></ul>'
     )

@@ -48,7 +48,8 @@ class CallPool:
         table = trace.table("collectives")
         self._add_stacks(trace)
         points = self._points(trace, table)
-        code, n_codes = points - points.min(initial=0), int(np.ptp(points)) + 1 if len(points) else 1
+        code = points - (points.min() if len(points) else 0)  # the first stacks may be those of another capture
+        n_codes = int(code.max(initial=0)) + 1
         left_out = set()
         for name in _COLUMNS:
             column = table.text(name)
@@ -80,7 +81,7 @@ class CallPool:
         return self._numbered(code, n_codes, told)
 
     def _numbered(self, code: Array, n_codes: int, told: Callable[[int], Call]) -> Array:
-        """Adds one call per code, told by one of its rows, and gives each row the number of its call."""
+        """Adds one call per code, described by one of its rows, and gives each row the number of its call."""
         n_rows = len(code)
         if len(self.calls) + n_codes >= UNKNOWN_CALL:
             return np.full(n_rows, UNKNOWN_CALL, np.uint16)

@@ -14,16 +14,16 @@ from rankscope.render.page.blocks import Block
 
 # States of a cell. Where several cells share a pixel, the one with the largest number is shown.
 STATES = (
-    "takes no part",
-    "dropped from its ring",
+    "not involved",
+    "overwritten in its ring buffer",
     "done",
-    "done, from another line than most",
+    "done, from a different line than most",
     "waiting",
     "aborted",
     "failed",
     "no dump",
     "not joined",
-    "mismatch: another call than most",
+    "mismatch: a different call than most",
 )
 NOTHING, DROPPED, DONE, OTHER_LINE, WAITING, ABORTED, FAILED, NO_DUMP, NOT_JOINED, MISMATCH = range(10)
 # A time is stored by its logarithm: a step is 10 %. The script knows both numbers.
@@ -59,7 +59,7 @@ class Matrix:
         return int(self.state.shape[1])
 
     def columns_of(self, seq: int, rank: int = MISSING) -> Array:
-        """Where a collective stands; a transfer has its number within a pair of ranks, so it needs one of them."""
+        """The column of a collective; a transfer has its number within a pair of ranks, so it needs one of them."""
         row = np.flatnonzero(self.ranks == rank)
         if len(self.seqs) == 1 or not len(row):
             return np.flatnonzero((self.seqs == seq).any(0))
@@ -74,7 +74,7 @@ class Thinned(NamedTuple):
 
 
 def levels(microseconds: Array) -> Array:
-    """1 for no time at all, up to 254; 0 is for cells of which no time is known."""
+    """1 for no time at all, up to 254; 0 for cells whose time is unknown."""
     scaled = np.log10(np.maximum(microseconds, 0).astype(np.float32) + 1) * STEPS_PER_DECADE
     level: Array = np.clip(np.ceil(scaled), ON_TIME, NEVER - 1).astype(np.uint8)
     return level
@@ -99,7 +99,7 @@ def thinnings(matrix: Matrix, kept: Array) -> Iterator[Thinned]:
 
 
 def kept_columns(matrix: Matrix, marked: Array) -> Array:
-    """The newest, and those around what findings speak of."""
+    """The newest, and those around findings."""
     kept = np.zeros(matrix.n_columns, bool)
     kept[-LAST_COLUMNS:] = True
     for column in marked.tolist():

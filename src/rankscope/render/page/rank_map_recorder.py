@@ -106,7 +106,7 @@ def _matches_of(matches: Table, choice: Choice) -> tuple[Array, Array]:
 
 
 def _columns(matches: Table, chosen: Array, group: Array, choice: Choice) -> tuple[Array, Array]:
-    """Numbers per group and column, and the column of each match. Transfers stand in the order in which they began."""
+    """Numbers per group and column, and the column of each match. Transfers are in the order in which they began."""
     seq = matches.array("seq")[chosen]
     if choice.noun == "collective":
         distinct, columns = np.unique(seq, return_inverse=True)

@@ -26,9 +26,9 @@ _RANK_COLUMNS = (
     Column("State"),
     Column("Last joined", True, "number of the newest call in its dump"),
     Column("Last completed", True),
-    Column("Not joined", True, "calls of its group that it certainly has not joined"),
-    Column("Late by at most", True, "behind the middle of its group, clocks aligned"),
-    Column("Where it made its last call"),
+    Column("Not joined", True, "calls of its group that it has certainly not joined"),
+    Column("Max lateness", True, "behind the median rank of its group, with clocks aligned"),
+    Column("Last call made at"),
 )
 _CALL_COLUMNS = (
     Column("Number", True),
@@ -36,7 +36,7 @@ _CALL_COLUMNS = (
     Column("Operation"),
     Column("State"),
     Column("Joined", True),
-    Column("From first to last", True, "from the first rank that joined to the last, clocks aligned"),
+    Column("First to last", True, "from the first rank that joined to the last, with clocks aligned"),
     Column("Last rank", True),
 )
 
@@ -48,9 +48,13 @@ def worst_tables(contents: Contents, choice: Choice, matrix: Matrix, pool: CallP
     ranks = table(contents.later, f"map-ranks-{choice.number}", columns, [*map(row, kept)], N_WORST)
     columns, kept = _worth_showing(_CALL_COLUMNS, _call_rows(contents.trace, choice))
     calls = table(contents.later, f"map-calls-{choice.number}", columns, [*map(row, kept)], N_WORST)
-    n_calls = f"the worst {N_WORST}" if len(kept) == N_WORST else f"all {len(kept)}"
-    n_ranks = f"the worst {N_WORST}" if len(worst) < len(matrix.ranks) else f"all {len(worst)}"
-    return f"<h3>Ranks, {n_ranks}</h3>{ranks}<h3>{choice.noun.capitalize()}s, {n_calls}</h3>{calls}"
+    n_calls = f"The {N_WORST} worst {choice.noun}s" if len(kept) == N_WORST else _all(len(kept), choice.noun)
+    n_ranks = f"The {N_WORST} worst ranks" if len(worst) < len(matrix.ranks) else _all(len(worst), "rank")
+    return f"<h3>{n_ranks}</h3>{ranks}<h3>{n_calls}</h3>{calls}"
+
+
+def _all(n: int, noun: str) -> str:
+    return ("" if n == 1 else "All ") + count_noun(n, noun)
 
 
 def _worth_showing(columns: Sequence[Column], rows: list[list[str]]) -> tuple[list[Column], list[list[str]]]:
@@ -62,7 +66,7 @@ def _worth_showing(columns: Sequence[Column], rows: list[list[str]]) -> tuple[li
 
 
 def worst_rows(matrix: Matrix, choice: Choice, findings: tuple[Finding, ...]) -> Array:
-    """Those that findings name, then by the worst state, then by how late they are in all."""
+    """Those that findings name, then by the worst state, then by total lateness."""
     named = np.zeros(len(matrix.ranks), bool)
     for finding in findings:
         if finding.severity != "info" and (finding.group is None or choice.has(finding.group)):

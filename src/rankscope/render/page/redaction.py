@@ -1,4 +1,4 @@
-"""What a page that leaves the house must not tell: directories, names of hosts, lines of code.
+"""What a page for outsiders must not show: directories, host names, source lines.
 
 The views know nothing of it: the tables lose their lines of code before a view sees them, and paths and hosts are
 taken out of the finished HTML and data, so that no view can forget it. The own name of a file stays: without it a
@@ -8,7 +8,8 @@ finding could not be read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from rankscope.model.tables import Text, Trace
@@ -27,12 +28,15 @@ _PATH_COLUMNS = ("path", "file", "filename")
 
 
 class Redaction:
-    def __init__(self, hosts: Iterable[str], directories: Iterable[str] = ()) -> None:
+    def __init__(
+        self, hosts: Iterable[str], directories: Iterable[str] = (), worlds: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Directories that are known are found whatever is in their names; the pattern is for those in sentences."""
         spelled = {spelling for name in directories for spelling in (name, text(name))}
         known = "|".join(map(re.escape, sorted(spelled, key=lambda name: (-len(name), name))))
         self._directory = re.compile(rf"(?<![\w/\\])(?:{known})") if known else None
         self._hosts = {host: f"host{number}" for number, host in enumerate(sorted(set(filter(None, hosts))), start=1)}
+        self._hosts |= worlds  # named by their folders
         longest_first = sorted(self._hosts, key=len, reverse=True)
         named = "|".join(map(re.escape, longest_first))
         self._host = re.compile(rf"(?<![\w.-])(?:{named})(?![\w-])") if named else None

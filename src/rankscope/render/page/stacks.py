@@ -1,4 +1,4 @@
-"""Where everybody stands: the stacks of all ranks merged into one tree, the odd ones first."""
+"""Where each rank is now: the stacks of all ranks merged into one tree, the odd ones first."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rankscope.model.finding import Location, count_noun, format_ranks, ranks_phrase
+from rankscope.model.source_text import source_line
 from rankscope.model.tables import MISSING, Table
 from rankscope.render.compile_tree.stack_trie import Node, drawn_trie, trie_of
 from rankscope.render.escape import cut_short
 from rankscope.render.html import text
 from rankscope.render.page.contents import Contents, View, absent, map_link
 from rankscope.render.page.wait_words import is_hang
-from rankscope.render.source import source_line
 
 ANCHOR, TITLE = "stacks", "Stacks"
 ROOM = 0.05
@@ -28,15 +28,15 @@ _ODD_SHARE = 3  # a branch is odd when another one has so many times its ranks
 _RANGES_SHOWN, _RANGES_IN_CHIP, _RANGES_LISTED = 8, 3, 24
 _MAX_REMARK = 160
 _SOURCES = {
-    "thread": "the main thread when its stacks were written",
-    "waiting": "the oldest call that has not ended",
-    "last": "the newest call",
+    "thread": "the stack of the main thread",
+    "waiting": "the stack of the oldest unfinished call",
+    "last": "the stack of the newest call",
 }
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack and the ranks that stand in it."""
+    """A stack and the ranks that are in it."""
 
     number: int
     frames: tuple[int, ...]  # outermost first
@@ -58,20 +58,20 @@ class _Chosen(NamedTuple):
 def stacks_view(contents: Contents) -> View:
     found = _stacks_of(contents)
     if not found:
-        return absent(ANCHOR, TITLE, "No stacks of ranks are in this capture.", COMMAND)
+        return absent(ANCHOR, TITLE, "This capture has no stacks.", COMMAND)
     chosen = _chosen(contents, found)
     frames = _Frames(contents)
     root, n_nodes = trie_of(([frames.row(frame) for frame in stack.frames], stack.anchor) for stack in chosen.shown)
     _Labels(contents, chosen.shown).put(root)
     base = contents.options.base.rstrip("/") + "/" if contents.options.base else ""
-    options = '<label><input type="checkbox" id="foreign-stacks"> frames of torch and Python too</label>'
+    options = '<label><input type="checkbox" id="foreign-stacks"> show torch and Python frames</label>'
     body = f'<p>{text(_intro(found))}</p><p class="options">{options}</p>'
     body += drawn_trie("stacks", root, n_nodes, base, contents.later) + _left_out(contents, chosen.left_out)
     return View(ANCHOR, TITLE, body + _without_stack(contents, found), badge=f"{len(found):,}")
 
 
 def standing_of(contents: Contents, rank: int) -> tuple[int, str]:
-    """The user's own frame in which the rank stands, MISSING where there is none, and a link to the rank's stack."""
+    """The user's frame that the rank is in (MISSING without one), and a link to the rank's stack."""
     standings = contents.trace.table("standings")
     found = np.flatnonzero(standings.array("rank") == rank).tolist()
     if not found:
@@ -106,7 +106,7 @@ def _stacks_of(contents: Contents) -> list[Stack]:
 
 
 def _chosen(contents: Contents, found: Sequence[Stack]) -> _Chosen:
-    """As many as there is room for: where most ranks stand, then the culprits, then the rarest."""
+    """As many as fit: the stack of most ranks, then the culprits', then the rarest."""
     culprits = _culprits(contents)
     by_weight = sorted(found[:-1], key=lambda stack: culprits.isdisjoint(stack.ranks))
     room = min(contents.room(ROOM), MAX_CHARS)
@@ -137,7 +137,7 @@ def _culprits(contents: Contents) -> set[int]:
 
 
 class _Frames:
-    """Frames as the tree wants them, with their lines of code where the files are at hand."""
+    """Frames as the tree needs them, with source lines where the files exist."""
 
     def __init__(self, contents: Contents) -> None:
         self.table: Table = contents.trace.table("frames")
@@ -195,7 +195,7 @@ class _Labels:
         shown = text(ranks_phrase(stack.ranks, _RANGES_IN_CHIP))
         link = f' href="{text(self._place_on_map(stack))}"' if self.has_map else ""
         title = text("; ".join(_SOURCES[source] for source in dict.fromkeys(stack.sources)))
-        remarks = [*stack.reasons[:2], *(["has gone on since"] if "last" in stack.sources else [])]
+        remarks = [*stack.reasons[:2], *(["has moved on since"] if "last" in stack.sources else [])]
         said = cut_short("; ".join(remarks), _MAX_REMARK)
         chip = f'<a class="chip ranks" id="{stack.anchor}"{link} title="{title}">{shown}</a>'
         chip += ' <span class="odd">cause</span>' if self.culprits.issuperset(stack.ranks) else ""
@@ -215,16 +215,18 @@ def _label(ranks: Sequence[int], largest: int) -> str:
 
 def _intro(found: Sequence[Stack]) -> str:
     counts = {source: sum(stack.sources.count(source) for stack in found) for source in _SOURCES}
-    said = "; ".join(f"{count_noun(n, 'rank')} by the stack of {_SOURCES[source]}" for source, n in counts.items() if n)
-    places = f"{count_noun(len(found), 'place')}, the fewest ranks first" if len(found) > 1 else "one place"
-    return f"Where everybody stands: {said}. {places[0].upper()}{places[1:]}."
+    origins = ", ".join(f"{_SOURCES[source]} ({count_noun(n, 'rank')})" for source, n in counts.items() if n)
+    n_stacks = (
+        f"{len(found):,} different stacks, the one with the fewest ranks first" if len(found) > 1 else "One stack"
+    )
+    return f"Where each rank is now, from {origins}. {n_stacks}."
 
 
 def _left_out(contents: Contents, stacks: Sequence[Stack]) -> str:
     if not stacks:
         return ""
     ranks = [rank for stack in stacks for rank in stack.ranks]
-    said = f"no room for {count_noun(len(stacks), 'more stack')} of {count_noun(len(ranks), 'rank')}."
+    said = f"no room for {count_noun(len(stacks), 'more stack')} from {count_noun(len(ranks), 'rank')}."
     contents.remarks.append(f"Stacks: {said}")
     return f'<p class="faint">{text(said.capitalize())} {text(format_ranks(ranks, _RANGES_LISTED))}</p>'
 
@@ -234,5 +236,5 @@ def _without_stack(contents: Contents, found: Sequence[Stack]) -> str:
     missing = sorted(set(range(contents.report.capture.world_size)) - with_stack)
     if not missing:
         return ""
-    said = f"No stack of {ranks_phrase(missing, _RANGES_SHOWN)}."
-    return f'<p class="faint">{text(said)} To collect stacks of all threads: <code>{text(COMMAND)}</code></p>'
+    said = f"No stack from {ranks_phrase(missing, _RANGES_SHOWN)}."
+    return f'<p class="faint">{text(said)} To collect the stacks of all threads: <code>{text(COMMAND)}</code></p>'

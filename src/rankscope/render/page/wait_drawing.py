@@ -1,4 +1,4 @@
-"""The graph of waits as SVG: layers from left to right towards the cause, which is marked by colour, shape and word."""
+"""The graph of waits as SVG: layers from left to right towards the cause, which is marked by color, shape and word."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 class Box(NamedTuple):
-    """What is written in a node, from above. A tag stands beside the first line."""
+    """The lines of a node, from the top. A tag is next to the first line."""
 
     lines: tuple[Line, ...]
     kind: str = ""  # cause or lost
@@ -108,7 +108,7 @@ def _placed(graph: Graph, edges: Sequence[Edge], boxes: Sequence[Box]) -> tuple[
 
 
 def _ordered_layers(graph: Graph, edges: Sequence[Edge]) -> list[list[int]]:
-    """Nodes stand near those that they are linked to, so that few edges cross."""
+    """Places nodes near their neighbors, so that few edges cross."""
     layers: list[list[int]] = [[] for _ in range(max(graph.layers) + 1)]
     for node, number in enumerate(graph.layers):
         layers[number].append(node)

@@ -146,7 +146,7 @@ def _numbered(keys: Iterable[Hashable]) -> Array:
 
 
 def _alike_by_part(waits: _Waits) -> Array:
-    """The least that can be told: who is the cause, who left no dump, who waits, and what stands in for nobody."""
+    """The coarsest kinds: the cause, ranks without a dump, waiting ranks, and the placeholders for no rank."""
     is_waiting = np.zeros(len(waits.ranks), bool)
     is_waiting[waits.joined] = True
     part = waits.is_cause * 1 + waits.has_no_dump * 2 + is_waiting * 4
@@ -179,7 +179,7 @@ def _sums_of_sets(owners: Array, hashes: Array, n_owners: int) -> Array:
 
 
 def _mixed(values: Array) -> Array:
-    """Spreads the bits of 64-bit numbers (the finaliser of splitmix64), so that sums of them tell sets apart."""
+    """Spreads the bits of 64-bit numbers (the finalizer of splitmix64), so that different sets have different sums."""
     mixed = values + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""What is said of a node of the graph of waits: who, in which calls, since when, at which line."""
+"""The words of a node in the wait graph: which ranks, in which calls, since when, at which line."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rankscope.model.tables import MISSING, Trace
 from rankscope.render.page.contents import map_link
 from rankscope.render.page.wait_graph import Call, Edge, Node
 
-# Of one rank, of several.
+# For one rank, for several.
 _WHY_WORDS = {
-    "absent": ("has not come", "have not come"),
-    "mismatch": ("does not fit", "do not fit"),
+    "absent": ("has not joined", "have not joined"),
+    "mismatch": ("does not match", "do not match"),
     "unknown": ("no dump", "no dumps"),
     "behind": ("is behind", "are behind"),
-    "stalled": ("all have come", "all have come"),
+    "stalled": ("all have joined", "all have joined"),
     "unpaired": ("not recorded", "not recorded"),
 }
 _NOBODY_WORDS = {
     -2: ("no rank", "device or network"),
-    -3: ("all of them", "calls that do not fit"),
-    -4: ("nobody known", "other side not recorded"),
+    -3: ("all of them", "mismatched calls"),
+    -4: ("unknown rank", "other side not recorded"),
 }
 _MAX_SEQ_PARTS = 3
 
@@ -49,7 +49,7 @@ def which(node: Node, limit: int) -> str:
 
 
 def why_phrase(edge: Edge, holding: Node) -> str:
-    """What keeps those that are waited for."""
+    """What holds up the ranks that the others wait for."""
     return " or ".join(_WHY_WORDS[why][len(holding.ranks) > 1] for why in edge.whys)
 
 
@@ -73,13 +73,13 @@ def groups_phrase(trace: Trace, calls: Sequence[Call]) -> str:
 
 
 def since_phrase(calls: Sequence[Call]) -> str:
-    """`since 14:02:14, 10 min 0 s`, as far as the records tell."""
-    told = [call.since_ns for call in calls if call.since_ns > 0]
-    if not told:
+    """`since 14:02:14, 10 min 0 s`, as far as recorded."""
+    starts = [call.since_ns for call in calls if call.since_ns > 0]
+    if not starts:
         return ""
     waited = max(call.waited_ns for call in calls)
     lasted = f", {format_duration(waited)}" if waited > 0 else ""
-    return f"since {datetime.fromtimestamp(min(told) // 10**9, timezone.utc):%H:%M:%S}{lasted}"
+    return f"since {datetime.fromtimestamp(min(starts) // 10**9, timezone.utc):%H:%M:%S}{lasted}"
 
 
 def own_rows(trace: Trace, node: Node) -> list[int]:

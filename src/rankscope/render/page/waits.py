@@ -32,8 +32,8 @@ _MAX_CELL = 120
 _COLUMNS = (
     Column("Who"),
     Column("Waits in"),
-    Column("For whom"),
-    Column("Why", help="what keeps those that are waited for"),
+    Column("Waits for"),
+    Column("Why", help="what holds up the ranks that the others wait for"),
     Column("Since", help="UTC, by the clock of the first rank that made the call"),
     Column("Where"),
 )
@@ -41,7 +41,7 @@ _COLUMNS = (
 
 def waits_view(contents: Contents) -> View:
     if not contents.trace.has("collectives"):
-        return absent(ANCHOR, TITLE, "No Flight Recorder dumps are in this capture.", COMMAND)
+        return absent(ANCHOR, TITLE, "This capture has no Flight Recorder dumps.", COMMAND)
     graph = wait_graph(contents.trace)
     if graph is None:
         return View(ANCHOR, TITLE, f'<p class="absent">{text(_nobody_waits(contents))}</p>', is_absent=True)
@@ -54,10 +54,10 @@ def waits_view(contents: Contents) -> View:
 
 
 def _nobody_waits(contents: Contents) -> str:
-    """Not the same as missing data: the dumps are there, and what they say is good news, as far as they go."""
+    """Not the same as missing data: the dumps exist, and they show no rank that waits."""
     if _cause(contents)[1]:
-        return "The dumps show no call that waits, so there is no graph of the hang; the findings tell what is known."
-    return "No rank waits for another: nothing hangs."
+        return "The dumps show no waiting calls, so there is no wait graph; see the findings for what is known."
+    return "No rank is waiting for another."
 
 
 def _cause(contents: Contents) -> tuple[str, Finding | None]:
@@ -97,12 +97,12 @@ def _box(told: _Told, cause: tuple[str, Finding | None]) -> Box:
     if node.calls:
         lines += [Line(told.call), Line(told.group, "faint"), Line(told.since, "faint")]
     elif not node.is_nobody:
-        lines.append(Line("left no dump" if node.has_no_dump else "waits in no call"))
+        lines.append(Line("left no dump" if node.has_no_dump else "not waiting in a call"))
     if told.site:
         file = told.site.file.rsplit("/", 1)[-1]
         lines.append(Line(f"{file}:{told.site.line} {told.site.function}", "mono", told.stack))
     elif told.stack:
-        lines.append(Line("where it stands", "mono", told.stack))
+        lines.append(Line("where it is now", "mono", told.stack))
     kind = "cause" if node.is_cause else "lost" if node.has_no_dump else ""
     tag = Line("cause", "tag", f"#{cause[0]}" if cause[0] else "") if node.is_cause else None
     return Box(tuple(line for line in lines if line.said), kind, tag)
@@ -110,21 +110,21 @@ def _box(told: _Told, cause: tuple[str, Finding | None]) -> Box:
 
 def _intro(graph: Graph, n_waiting: int) -> str:
     causes = [rank for node in graph.nodes if node.is_cause and not node.is_nobody for rank in node.ranks]
-    verb = "waits" if n_waiting == 1 else "wait"
-    said = f"{count_noun(n_waiting, 'rank')} {verb}"
+    verb = "is" if n_waiting == 1 else "are"
+    said = f"{count_noun(n_waiting, 'rank')} {verb} waiting"
     if causes:
-        said += f", in the end for {ranks_phrase(causes)}"
+        said += f", ultimately for {ranks_phrase(causes)}"
     elif any(node.is_cause and node.ranks[0] == NOBODY["stalled"] for node in graph.nodes):
-        said += ", though no rank is missing: all have joined a call that does not end"
-    said += ". Arrows lead from those who wait to those they wait for"
-    said += "; ranks and calls that look alike are drawn as one." if graph.is_coarse else "."
+        said += " although no rank is missing: all have joined a call that does not complete"
+    said += ". Arrows point from the waiting ranks to the ranks they wait for"
+    said += "; similar ranks and calls are drawn as one." if graph.is_coarse else "."
     if any(edge.in_cycle for edge in (*graph.edges, *graph.inner)):
-        said += " The heavy arrows are a cycle: ranks that wait for each other."
+        said += " The thick arrows are a cycle: these ranks wait for each other."
     return text(said)
 
 
 def _table(contents: Contents, graph: Graph, told: list[_Told]) -> str:
-    """One row per arrow, those next to the cause first; the arrows that the drawing spares are here too."""
+    """One row per arrow, those next to the cause first, including the arrows that the drawing omits."""
     edges = sorted(
         (*graph.edges, *graph.inner),
         key=lambda edge: (graph.layers[edge.holding], graph.layers[edge.waiting], edge.ends),
@@ -132,7 +132,7 @@ def _table(contents: Contents, graph: Graph, told: list[_Told]) -> str:
     rows = [row(_cells(contents, told, edge)) for edge in edges]
     listed = table(contents.later, "waits-listed", _COLUMNS, rows, ROWS_SHOWN)
     return listed + (
-        '<p class="faint">Each call and rank by itself: '
+        '<p class="faint">For each call and rank separately: '
         '<code>rankscope query PATH "select * from waits order by is_cause desc"</code></p>'
     )
 

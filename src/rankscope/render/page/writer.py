@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from typing import NamedTuple
 
-from rankscope.model.finding import Report
+from msgspec import structs
+
+from rankscope.model.finding import Evidence, Report
 from rankscope.model.tables import Trace
 from rankscope.render.html import page_frame, text
 from rankscope.render.page.blocks import Blocks
@@ -23,8 +26,11 @@ SCRIPTS = ("page.js", "code.js", "artifacts.js", "rank_map.js", "charts.js", "re
 SERVED_SCRIPTS = (*SCRIPTS, "serve.js")  # a server can do what a file cannot: hand the timeline to Perfetto
 
 
+Progress = Callable[[int, int, str], None]
+
+
 class Built(NamedTuple):
-    """A page as text without its blocks of data, which a server keeps to itself until they are asked for."""
+    """A page as text without its blocks of data, which a server sends on demand."""
 
     before: str
     body: str
@@ -45,32 +51,63 @@ class Written(NamedTuple):
     remarks: tuple[str, ...]  # what was thinned or left out
 
 
-def write_page(trace: Trace, report: Report, path: str, options: PageOptions) -> Written:
+def write_page(
+    trace: Trace, report: Report, path: str, options: PageOptions, progress: Progress | None = None
+) -> Written:
     """The page replaces `path` when it is complete."""
-    built = build_page(trace, report, options)
+    built = build_page(trace, report, options, progress)
+    n_parts = len(built.blocks.makers) + 3
     n_bytes = 0
     with whole_file(path) as part, open(part, "xb") as file:
-        for piece in built.parts():
+        for done, piece in enumerate(built.parts()):
+            if progress is not None:
+                progress(done, n_parts, "writing the page")
             n_bytes += file.write(piece.encode("utf-8", "replace"))
     remarks = built.remarks
     if n_bytes > options.max_bytes:
-        remarks += ("The page is larger than asked for: its scripts, styles and tables alone need that much.",)
+        remarks += ("The page is larger than requested: its scripts, styles and tables alone take that much.",)
     return Written(n_bytes, remarks)
 
 
-def build_page(trace: Trace, report: Report, options: PageOptions) -> Built:
-    redaction = Redaction(report.capture.hosts, directories_of(trace, options.base)) if options.redact else None
+def build_page(trace: Trace, report: Report, options: PageOptions, progress: Progress | None = None) -> Built:
+    redaction = _redaction(trace, report, options) if options.redact else None
     clean = redaction.clean if redaction else str
     blocks = Blocks(options.is_served, redaction.clean_data if redaction else None)
     contents = Contents(trace if options.shows_source else without_source(trace), report, options, blocks=blocks)
-    views = sorted((_view_of(name)(contents) for name in VIEWS), key=lambda view: view.is_absent)
+    of_world = replace(contents, report=without_other_worlds(report))
+    views = sorted(_views(of_world, progress), key=lambda view: view.is_absent)
     views.insert(0, findings_view(contents, [view.anchor for view in views if not view.is_absent]))
     body = head_html(contents, views) + "".join(_section(view) for view in views)
-    body += '<p id="nothing" hidden>Nothing on this page has all of these words.</p></main>'
+    body += '<p id="nothing" hidden>Nothing on this page matches all of these words.</p></main>'
     scripts = SERVED_SCRIPTS if options.is_served else SCRIPTS
     before, behind = page_frame(clean(page_title(contents)), STYLES, scripts, may_ask=options.is_served)
     later = contents.later.cleaned(clean) if redaction else contents.later
     return Built(before, clean(body) + later.script(), behind, blocks, tuple(contents.remarks))
+
+
+def _redaction(trace: Trace, report: Report, options: PageOptions) -> Redaction:
+    worlds = {world.name: f"world {world.number}" for world in report.capture.worlds}
+    return Redaction(report.capture.hosts, directories_of(trace, options.base), worlds)
+
+
+def without_other_worlds(report: Report) -> Report:
+    """The findings about other worlds keep their place in the list, and lose what would mark ranks of the shown one."""
+    if not report.capture.worlds:
+        return report
+    emptied = (
+        each
+        if report.is_shown(each)
+        else structs.replace(each, ranks=(), group=None, collective=None, evidence=Evidence())
+        for each in report.findings
+    )
+    return structs.replace(report, findings=tuple(emptied))
+
+
+def _views(contents: Contents, progress: Progress | None) -> Iterator[View]:
+    for done, name in enumerate(VIEWS):
+        if progress is not None:
+            progress(done, len(VIEWS), f"preparing the page: {name.replace('_', ' ')}")
+        yield _view_of(name)(contents)
 
 
 def _view_of(name: str) -> Callable[[Contents], View]:

@@ -74,7 +74,7 @@ FROM (SELECT quantile_disc(first_ns, 0.5) AS middle FROM timeline_moments GROUP 
 
 
 class Axis(NamedTuple):
-    """Nanoseconds on the common clock: where the capture begins and ends, and beyond what a time is a fault."""
+    """Nanoseconds on the common clock: where the capture begins and ends, and the limits of plausible times."""
 
     base_ns: int
     end_ns: int
@@ -101,7 +101,7 @@ def prepare_axis(trace: Trace) -> Axis:
 
 
 def rank_clocks(trace: Trace) -> dict[int, dict[str, Any]]:
-    """Per rank: its host, what its times were moved by, how far off that may be, and whether it could be told."""
+    """Per rank: its host, what its times were moved by, how far off that may be, and whether that is known."""
     rows = database(trace).execute("FROM timeline_clocks").fetchall()
     return {
         rank: {"host": host, "offset_ns": offset, "error_ns": error, "is_aligned": bool(is_aligned)}

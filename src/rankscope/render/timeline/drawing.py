@@ -35,7 +35,7 @@ class Cut:
     least_ns: Mapping[str, int] = field(default_factory=dict)  # shorter rows of these tables are left out
 
     def of_ranks(self) -> str:
-        """A condition on the rank of `e`; MISSING is that of rows which tell none."""
+        """A condition on the rank of `e`; MISSING is for rows without a rank."""
         if self.ranks is None:
             return "TRUE"
         return f"coalesce(e.rank, {MISSING}) IN ({', '.join(map(str, self.ranks)) or 'NULL'})"

@@ -1,4 +1,4 @@
-"""Everything that is drawn: for each kind of row its track, time, name and what is told about it."""
+"""Everything that is drawn: for each kind of row its track, time, name and details."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def window_of_steps(trace: Trace, steps: Sequence[int], ranks: Sequence[int] | N
 
 
 def ranks_around(finding: Finding, present: Collection[int]) -> tuple[int, ...]:
-    """The culprits and those beside them in their group, with whom they exchange data; all where nobody is to blame."""
+    """The culprits and their neighbors in their group, with whom they exchange data; all ranks without a culprit."""
     members = finding.group.ranks if finding.group else ()
     culprits = [rank for rank in finding.ranks if rank in present]
     places = [place for place, rank in enumerate(members) if rank in set(finding.ranks)]

@@ -37,6 +37,8 @@ from rankscope.render.whole_file import whole_binary
 _ROWS_AT_A_TIME = 1_000_000  # the ranks that are worked on together have about as many rows
 _UNALIGNED = "clock not aligned"
 
+Progress = Callable[[int, int, str], None]
+
 
 @dataclass(frozen=True)
 class Written:
@@ -53,7 +55,14 @@ class Written:
         return tuple(rank for rank, clock in self.clocks.items() if not clock["is_aligned"])
 
 
-def write_timeline(trace: Trace, findings: Sequence[Finding], path: str, cut: Cut, max_events: int) -> Written:
+def write_timeline(
+    trace: Trace,
+    findings: Sequence[Finding],
+    path: str,
+    cut: Cut,
+    max_events: int,
+    progress: Progress | None = None,
+) -> Written:
     """Of a trace whose axis was prepared. Times in the file are microseconds since the beginning of the capture."""
     clocks = {rank: clock for rank, clock in rank_clocks(trace).items() if cut.ranks is None or rank in cut.ranks}
     cut = replace(cut, least_ns=least_durations(trace, cut, max_events))
@@ -63,7 +72,7 @@ def write_timeline(trace: Trace, findings: Sequence[Finding], path: str, cut: Cu
         out = EventFile(file, {"displayTimeUnit": "ns"})
         drawing = Drawing(out, _track_names(trace), counts, set(clocks))
         out.write_events(_named_ranks(clocks))
-        _draw(trace, cut, drawing)
+        _draw(trace, cut, drawing, progress)
         out.write_events(finding_events(trace, findings, cut, sorted(drawing.processes)))
         out.write_events(_named_files(trace, sorted(drawing.processes - clocks.keys())))
         counts["flows"] += n_arrows - n_chains
@@ -72,14 +81,19 @@ def write_timeline(trace: Trace, findings: Sequence[Finding], path: str, cut: Cu
     return told
 
 
-def _draw(trace: Trace, cut: Cut, drawing: Drawing) -> None:
+def _draw(trace: Trace, cut: Cut, drawing: Drawing, progress: Progress | None) -> None:
     """Some ranks at a time, so that memory does not grow with their number."""
     connection = database(trace)
     connection.execute(STACKS_SQL).fetchall()
     shared = {
         name: connection.execute(f"FROM {name}").fetchnumpy() for name in ("timeline_chains", "timeline_recorded")
     }
-    for ranks in _portions(trace, cut):
+    portions = list(_portions(trace, cut))
+    n_ranks, n_drawn = sum(map(len, portions)), 0
+    for ranks in portions:
+        if progress is not None:
+            progress(n_drawn, n_ranks, "writing the timeline, ranks")
+        n_drawn += len(ranks)
         part = replace(cut, ranks=ranks)
         draw_spans(connection, recorded_sources(cut.axis), part, drawing)
         draw_counters(connection, RECORDED_COUNTERS, part, drawing)
@@ -93,7 +107,7 @@ def _draw(trace: Trace, cut: Cut, drawing: Drawing) -> None:
 
 
 def _portions(trace: Trace, cut: Cut) -> Iterator[list[int]]:
-    """Ranks in order, MISSING for what tells none."""
+    """Ranks in order, MISSING for rows without one."""
     sizes: Counter[int] = Counter()
     for name in ("ranks", "collectives", "metrics", "thread_stacks", "compile_logs", *_in_memory(trace)):
         sizes.update(trace.table(name).array("rank").tolist())
@@ -169,7 +183,7 @@ def _named_files(trace: Trace, processes: Sequence[int]) -> Iterator[dict[str, A
     )
     for pid in processes:
         file = os.path.basename(paths.get(pid - UNKNOWN_RANK, ""))
-        yield label("process_name", pid, 0, name=f"rank not known ({file})" if file else f"rank {pid}")
+        yield label("process_name", pid, 0, name=f"unknown rank ({file})" if file else f"rank {pid}")
         yield label("process_sort_index", pid, 0, sort_index=pid)
 
 

@@ -28,11 +28,11 @@ from rankscope.simulate.execution.nodes import (
 class _Version:
     is_flat: bool = False
     has_group_tuple: bool = True
-    """A group is told by its name and description; before, by a number."""
+    """A group is identified by its name and description; before, by a number."""
     has_kernel_fields: bool = True
     has_comm_fields: bool = True
     is_latest: bool = False
-    """With strides and the range of values, indented more deeply, and sequence numbers that tell transfers apart."""
+    """With strides and the range of values, indented more deeply, and sequence numbers that distinguish transfers."""
 
     @property
     def between_fields(self) -> str:
@@ -163,7 +163,7 @@ def _inputs(node: Node, version: _Version) -> tuple[Argument, ...]:
 
 
 def _group_address(call: Communication) -> int:
-    """The first version told groups by where they are in the memory of the process."""
+    """The first version identified groups by their address in the process."""
     return 0x5500_0000_0000 + int.from_bytes(blake2b(call.group_name.encode(), digest_size=4).digest(), "big") * 16
 
 

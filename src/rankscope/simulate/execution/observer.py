@@ -167,7 +167,7 @@ class StepObserver:
         return self.step * self.run.program.n_sequences + span.sequence
 
     def _peer(self, index: int, span: Span) -> int:
-        """What a transfer is told: the other end's rank in the group."""
+        """What a transfer gets: the other end's rank in the group."""
         if not span.name.startswith("c10d::"):
             return 0
         exchange = self.run.program.spans[index + 1].exchange

@@ -1,4 +1,4 @@
-"""Turns a fault into the conditions that the job runs under, and says who is to blame."""
+"""Turns a fault into the conditions that the job runs under, and says which ranks cause it."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def strike(mesh: Mesh, healthy: Conditions, fault: ProfileFault, noise: ProfileN
 def _culprit(mesh: Mesh, fault: ProfileFault) -> int:
     spec = mesh.spec
     if fault.kind == "stage-imbalance" and spec.stages == 1:
-        raise UsageError("a job of one stage cannot have stages out of balance", "give stages a value of 2 or more")
+        raise UsageError("a job with one stage cannot have unbalanced stages", "set stages to 2 or more")
     if fault.rank is None:
         return Random(f"{spec.seed} culprit").randrange(spec.world_size)
     if not 0 <= fault.rank < spec.world_size:
-        raise UsageError(f"there is no rank {fault.rank}", f"give a rank from 0 to {spec.world_size - 1}")
+        raise UsageError(f"the job has no rank {fault.rank}", f"choose a rank from 0 to {spec.world_size - 1}")
     return fault.rank
 
 

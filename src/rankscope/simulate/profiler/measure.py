@@ -87,8 +87,8 @@ def _covered_ns(intervals: Iterable[Interval]) -> int:
 
 
 def _stalls_ns(run: RankRun, last_arrivals: dict[int, int]) -> tuple[int, int, int]:
-    """How long the compute stream stood still for members that had not come, for data that moved, and, of the first,
-    for neighbours in the pipeline."""
+    """How long the compute stream was idle waiting for members, for data to move, and, of the first,
+    for neighbors in the pipeline."""
     wait_ns = transfer_ns = bubble_ns = 0
     free_ns = run.clock[0]
     program = run.program

@@ -221,7 +221,7 @@ class StepWriter:
         self.call("cudaStreamWaitEvent", 1_500, sync=Sync(stream, recorded_stream, record_call))
 
     def synchronize(self, stream: int) -> int:
-        """Returns the tick at which the host stands still."""
+        """Returns the tick at which the host waits."""
         return self.calls[self.call("cudaStreamSynchronize", 2_000, sync=Sync(stream))].tick
 
     def next_exchange(self, op: str, towards: int, n_elements: int) -> Exchange:

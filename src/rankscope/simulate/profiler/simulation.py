@@ -159,7 +159,7 @@ def simulate_profile(
     """Run the job, with the fault if one is given, and record it through the noise; equal arguments, equal traces."""
     for rank in (*noise.lost_ranks, *noise.cut_ranks):
         if not 0 <= rank < spec.world_size:
-            raise UsageError(f"there is no rank {rank}", f"give ranks from 0 to {spec.world_size - 1}")
+            raise UsageError(f"the job has no rank {rank}", f"choose ranks from 0 to {spec.world_size - 1}")
     mesh = make_mesh(spec)
     n_steps = FIRST_STEP + spec.n_steps + noise.window_offset
     healthy = Conditions(spec.seed, noise.jitter)

@@ -1,4 +1,4 @@
-"""What can be asked of the simulator of profiler traces."""
+"""The options of the simulator of profiler traces."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from rankscope.errors import UsageError
 
 PROFILE_FAULT_HELP: dict[str, str] = {
-    "slow-kernels": "the compute kernels of a rank take longer",
-    "host-bound": "the CPU of a rank is slow: its kernels are as fast as anywhere, but launched late",
-    "data-loading": "a rank waits long for its batches",
-    "garbage-collection": "Python stands still on a rank in some steps, with no operator under way",
-    "more-work": "a rank has longer sequences: the same kernels on larger tensors",
-    "compile": "a rank compiles in the middle of a step",
-    "slow-link": "everything that goes over the links of one host takes longer",
+    "slow-kernels": "the compute kernels of one rank are slower",
+    "host-bound": "the CPU of one rank is slow: its kernels are as fast as on other ranks, but launched late",
+    "data-loading": "one rank waits a long time for its batches",
+    "garbage-collection": "garbage collection pauses Python on one rank in some steps, outside of any operator",
+    "more-work": "one rank has longer sequences: the same kernels on larger tensors",
+    "compile": "one rank compiles in the middle of a step",
+    "slow-link": "all traffic over the links of one host is slower",
     "stage-imbalance": "the last pipeline stage has more work than the others",
 }
 PROFILE_FAULTS: tuple[str, ...] = tuple(PROFILE_FAULT_HELP)
@@ -60,9 +60,9 @@ class ProfileSpec:
     def __post_init__(self) -> None:
         for name in ("data_parallel", "stages", "ranks_per_host", "n_steps", "n_layers", "n_microbatches"):
             if getattr(self, name) < 1:
-                raise UsageError(f"a job cannot have {name}={getattr(self, name)}", f"give {name} a value of 1 or more")
+                raise UsageError(f"a job cannot have {name}={getattr(self, name)}", f"set {name} to 1 or more")
         if self.world_size < 2:
-            raise UsageError("a job of one rank has nobody to talk to", "raise data_parallel or stages")
+            raise UsageError("a job with one rank has no communication", "raise data_parallel or stages")
         if self.pipeline_groups not in PIPELINE_GROUPS:
             raise UsageError(
                 f"unknown pipeline_groups {self.pipeline_groups!r}", f"choose one of: {', '.join(PIPELINE_GROUPS)}"
@@ -107,9 +107,9 @@ class ProfileFault:
         if self.kind not in PROFILE_FAULT_HELP:
             raise UsageError(f"unknown fault {self.kind!r}", f"choose one of: {', '.join(PROFILE_FAULTS)}")
         if self.factor is not None and self.factor <= 0:
-            raise UsageError(f"a factor of {self.factor} leaves no time at all", "give factor a value above 0")
+            raise UsageError(f"a factor of {self.factor} is not positive", "set factor to a value above 0")
         if self.seconds is not None and self.seconds < 0:
-            raise UsageError(f"a pause cannot last {self.seconds} s", "give seconds a value of 0 or more")
+            raise UsageError(f"a pause cannot last {self.seconds} s", "set seconds to 0 or more")
 
     @property
     def actual_factor(self) -> float:
@@ -135,7 +135,7 @@ class ProfileNoise:
     jitter: float = 0.02
     """Relative standard deviation of everything that takes time."""
     window_offset: int = 0
-    """Ranks begin to record at a step of their own, up to so many steps after the first."""
+    """Each rank begins to record at a different step, up to this many steps after the first."""
     drop_collectives: float = 0.0
     """Share of the communication kernels that are missing from the traces."""
     lost_ranks: tuple[int, ...] = ()
@@ -147,7 +147,8 @@ class ProfileNoise:
     def __post_init__(self) -> None:
         if not 0 <= self.drop_collectives <= 1:
             raise UsageError(
-                f"a share of {self.drop_collectives} cannot be dropped", "give drop_collectives a value from 0 to 1"
+                f"drop_collectives={self.drop_collectives} is not a share",
+                "set drop_collectives to a value from 0 to 1",
             )
         if min(self.clock_skew_ms, self.drift_ppm, self.jitter, self.window_offset) < 0:
-            raise UsageError("noise cannot be negative", "give every number of the noise a value of 0 or more")
+            raise UsageError("noise cannot be negative", "set every number of the noise to 0 or more")

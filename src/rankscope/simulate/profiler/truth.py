@@ -35,11 +35,11 @@ class RankStep(NamedTuple):
     idle_ns: int
     """Nothing runs on any stream."""
     wait_ns: int
-    """The compute stream stands still because some member of a collective or transfer has not come yet."""
+    """The compute stream is idle because some member of a collective or transfer has not joined yet."""
     transfer_ns: int
-    """The compute stream stands still while data move."""
+    """The compute stream is idle while data moves."""
     bubble_ns: int
-    """The part of wait_ns that is spent on neighbours in the pipeline."""
+    """The part of wait_ns that is spent on neighbors in the pipeline."""
 
     @property
     def duration_ns(self) -> int:
@@ -99,5 +99,5 @@ class ProfileTruth:
     collectives: tuple[CollectiveTruth, ...] = field(repr=False)
 
     def last_arrivals(self, min_wait_ns: int = 0) -> Counter[int]:
-        """How often each rank came last, counted where somebody had to wait so long for it."""
+        """How often each rank joined last, counted where another rank had to wait for it."""
         return Counter(met.last_arriver for met in self.collectives if met.wait_ns >= min_wait_ns)

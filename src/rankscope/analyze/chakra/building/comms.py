@@ -89,7 +89,7 @@ def group_names(trace: Trace) -> GroupNames:
 
 
 def groups_of(trace: Trace, file_id: int) -> list[dict[str, Any]]:
-    """The groups that a rank belongs to, as its execution trace describes them or its calls tell."""
+    """The groups that a rank belongs to, as its execution trace or its calls describe them."""
     names = derived(trace, group_names)
     described, called = trace.table("et_groups"), trace.table("et_collectives")
     found = {}

@@ -44,7 +44,7 @@ class LeftOut(NamedTuple):
     edges_backwards: int
     """Edges to what starts earlier."""
     calls_unplaced: int
-    """Collectives of which neither the node nor the kernel is there."""
+    """Collectives without a node and without a kernel."""
     calls_unknown: int
     """Collectives that the schema has no number for: their nodes stay computation."""
     calls_sizeless: int

@@ -98,7 +98,7 @@ def places_of(known: Array, wanted: Array) -> Array:
 
 
 def sources_of(trace: Trace) -> list[Source]:
-    """One execution trace per rank: of several the one of which a profiler saw most."""
+    """One execution trace per rank: if there are several, the one that a profiler covers most."""
     links = trace.table("et_links")
     seen = np.flatnonzero(links.array("profile_id") != MISSING)
     pairs = np.stack((links.array("file_id")[seen], links.array("profile_id")[seen]), axis=1).astype(np.int64)
@@ -145,7 +145,7 @@ def load_items(trace: Trace, source: Source) -> Items:
 
 
 def _columns(trace: Trace, table: str, columns: tuple[str, ...], file_id: int, rank: int) -> dict[str, Array]:
-    """NULL becomes what stands for it in memory. A file of a profiler may hold several ranks."""
+    """NULL becomes its value in memory. A profiler file may hold several ranks."""
     sql = f"SELECT {', '.join(columns)} FROM {table} WHERE file_id = ? AND coalesce(rank, {MISSING}) = ?"
     found: dict[str, Any] = database(trace).execute(sql, [file_id, rank]).fetchnumpy()
     is_text = {column.name: column.is_text for column in SCHEMA[table].columns}

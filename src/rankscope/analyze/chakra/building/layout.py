@@ -1,4 +1,4 @@
-"""In which order nodes stand in the file, and columns in that order."""
+"""The order of nodes in the file, and columns in that order."""
 
 from __future__ import annotations
 

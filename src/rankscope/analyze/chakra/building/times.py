@@ -41,8 +41,8 @@ class _Marks(NamedTuple):
 
 
 def times_of(trace: Trace, items: Items, edges: ItemEdges, comm_items: Array) -> tuple[Array, HostTime]:
-    """The duration of each item in the graph, and what lies between. Communication takes its whole time: how long data
-    moved and what it called meanwhile (gloo copies) cannot be told apart."""
+    """The duration of each item in the graph, and the time in between. Communication takes its whole time: moving data
+    and what it called at the same time (gloo copies) cannot be separated."""
     if not items.is_timed or not items.n_nodes:
         nothing = np.empty(0, np.int64)
         return np.zeros(len(items), np.int64), HostTime(nothing, nothing, nothing)

@@ -32,7 +32,7 @@ P2P = ("send", "recv")
 
 
 def op_sql(name: str) -> str:
-    """SQL: the operation that a name stands for; NULL for what is no collective."""
+    """SQL: the operation that a name means; NULL for anything that is not a collective."""
     letters = f"regexp_replace(lower({name}), '[^a-z]', '', 'g')"
     branches = " ".join(
         f"WHEN starts_with({letters}, {quote_text(beginning)}) THEN {quote_text(op)}"

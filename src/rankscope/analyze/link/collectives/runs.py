@@ -1,4 +1,4 @@
-"""What did each collective that an execution trace has a call of: a kernel, or gloo on a thread of its own."""
+"""What ran each collective that an execution trace has a call of: a kernel, or gloo on a separate thread."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _runner_columns(trace: Trace, calls: Calls, run: Runners) -> dict[str, Array
 
 
 def _size_columns(calls: Calls, run: Runners) -> dict[str, Array | Text]:
-    """What the node does not tell, the profiler may have noted."""
+    """What the node does not say, the profiler may have recorded."""
     seen = run.seen
     n_in, n_out = _told(calls.n_in, seen.n_in), _told(calls.n_out, seen.n_out)
     largest = np.maximum(seen.n_in, seen.n_out)

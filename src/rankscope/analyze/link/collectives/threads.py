@@ -1,4 +1,4 @@
-"""Which process group the calls belong to whose nodes do not tell it: those of gloo.
+"""Which process group calls belong to if their nodes do not say: those of gloo.
 
 Each group has two threads of its own that run its calls. They are made right after each other when the group is, so
 threads in the order of their numbers are groups in the order of their making. Sends and receives run on the caller's

@@ -1,4 +1,4 @@
-"""The work of devices as vertices of the linked graph: which node launched it, and where it stands in time."""
+"""The work of devices as vertices of the linked graph: which node launched it, and when it ran."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class HostNodes(NamedTuple):
     """As the execution trace numbers threads, in which what gloo does is on the thread of its caller."""
     fw_thread: Array
     is_gloo: Array
-    """What gloo does on a thread of its own, be it that the caller goes on meanwhile."""
+    """What gloo does on a separate thread, even if the caller continues meanwhile."""
     process: Array
     """Of the profiler, as processes_of numbers them; MISSING where it did not see the node."""
     tid: Array

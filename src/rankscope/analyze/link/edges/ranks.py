@@ -1,4 +1,4 @@
-"""What ties ranks together: nobody is done with a collective before its last member has joined."""
+"""What connects ranks: no member finishes a collective before the last one has joined."""
 
 from __future__ import annotations
 

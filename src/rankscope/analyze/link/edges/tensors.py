@@ -1,4 +1,4 @@
-"""Who reads what whom wrote: tensors of execution traces by the memory behind them.
+"""Which node reads what another one wrote: tensors of execution traces by their memory.
 
 The numbers of memory are used anew once it is freed, and not every allocation is a node of its own. A generation of a
 number begins with a node that gives it without having taken it: the memory was allocated while that node ran. What is

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.model.finding import Location
-from rankscope.render.source import MAX_BYTES, source_line
+from rankscope.model.source_text import MAX_BYTES, source_line
 
 
 def test_reads_the_line_by_absolute_and_by_relative_path(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
--- Where does the main thread of each rank stand, in the newest stacks that were written?
+-- Where is the main thread of each rank, according to its newest stacks?
 -- Needs: thread stacks (rankscope record, py-spy or faulthandler).
 with newest as (
     select rank, site_id, reason

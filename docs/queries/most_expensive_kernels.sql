@@ -1,4 +1,4 @@
--- Which kernels cost most, over all ranks?
+-- Which kernels are the most expensive, over all ranks?
 -- Needs: profiler traces.
 select name, type, count(*) as n_ranks, sum(n_kernels) as n_kernels, round(sum(total_ns) / 1e6, 3) as total_ms,
        round(100 * sum(total_ns) / sum(sum(total_ns)) over (), 1) as share_pct,

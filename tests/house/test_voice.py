@@ -1,0 +1,162 @@
+"""The program speaks as docs/style.md says: none of the words that we do not use is in a text that users see."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import NamedTuple
+
+import pytest
+from source_tree import PACKAGE, SourceFile
+from user_texts import UserText, literals_of, user_texts
+
+
+class Avoided(NamedTuple):
+    """A word or shape that we do not use, and what to write instead."""
+
+    pattern: str
+    instead: str
+
+
+AVOIDED = (
+    Avoided(r"\bstands?\b(?! for\b| out\b|-)", "is, sits, or the verb that says what it does"),
+    Avoided(r"(?<!cannot )\b(?:tells?|told|telling)\b", "shows, says, reports"),
+    Avoided(r"\bthe most of\b", "most of"),
+    Avoided(r"\bof which\b", "a second sentence"),
+    Avoided(r"\beverybody\b", "every rank, all ranks"),
+    Avoided(r"\bwhoever\b", "the rank that, anyone who"),
+    Avoided(r"\bits (?:1|\{\}) peers?\b", "the rank by its number, or 'its peer' and 'its 3 peers' through one helper"),
+    Avoided(r"\bamong 1\b", "in this file"),
+    Avoided(
+        r"\b1 (?:rank|peer|file|call|frame|group|host|collective|finding|problem|kernel|line|process|dump)s\b",
+        "the singular",
+    ),
+    Avoided(r"(?:[\d}%]|\b(?:ns|us|ms|s|min|bytes|once|twice|times|lost|spent)) a step\b", "per step"),
+    Avoided(r"\bwent on\b", "was running, continued"),
+    Avoided(r"\bdear(?:er|est)\b", "more expensive, most expensive"),
+    Avoided(r"\banew\b", "again"),
+    Avoided(r"\bat hand\b", "available, readable"),
+    Avoided(r"\bso far as\b", "as far as, if"),
+    Avoided(r"\bof (?:its|their) own\b", "its own, or nothing"),
+    Avoided(r"\bthere (?:is|are|was|were) none\b", "no graph breaks in this log"),
+    Avoided(r"\blogs? of torch\.compile\b", "torch.compile logs"),
+    Avoided(r"\btime of the (?:host|device)\b", "host time, device time"),
+    Avoided(r"\bcompile[sd]? again\b", "recompiles"),
+    Avoided(r"\bverdict is (?:likely|possible), not certain\b", "the certainty beside the severity"),
+    Avoided(r"\bcan not\b", "cannot"),
+    Avoided(
+        # Public names, which never change: utilisation, device_utilisation, dimension-specialised.
+        r"\b(?!utilisation|device_utilisation|specialised)\w*(?:colour|behaviour|honour|neighbour|favour|(?:optim|recogn|special|serial|initial|normal|summar|organ|"
+        r"synchron|util|minim|maxim|visual|general)is(?:e[sd]?|ing|ation)|cancell(?:ed|ing)|labelled|catalogue|centre)\b",
+        "US spelling",
+    ),
+)
+
+
+class Allowed(NamedTuple):
+    """One text that may hold an avoided word, and why."""
+
+    path: str
+    text: str  # part of the text that is allowed
+    why: str
+
+
+ALLOWED = (Allowed("docs/style.md", "", "it quotes what we do not write"),)
+
+
+class Offense(NamedTuple):
+    n_lines_before: int  # within the text
+    words: str
+    instead: str
+
+
+def offenses(text: str) -> list[Offense]:
+    return [
+        Offense(text.count("\n", 0, match.start()), match.group(), avoided.instead)
+        for avoided in AVOIDED
+        for match in re.finditer(avoided.pattern, text, re.IGNORECASE)
+    ]
+
+
+def is_allowed(each: UserText) -> bool:
+    return any(each.path == allowed.path and allowed.text in each.text for allowed in ALLOWED)
+
+
+def test_texts_use_none_of_the_words_we_avoid() -> None:
+    checked = [each for each in user_texts() if not is_allowed(each)]
+    lines = [
+        f"{each.path}:{each.line + offense.n_lines_before}: {offense.words!r}: write {offense.instead}"
+        for each in checked
+        for offense in offenses(each.text)
+    ]
+    assert not lines, "see docs/style.md\n" + "\n".join(lines)
+
+
+def test_every_kind_of_text_is_collected() -> None:
+    by_path = {each.path for each in user_texts()}
+    expected = {"README.md", "docs/style.md", "src/rankscope/cli.py", "src/rankscope/model/finding.py"}
+    assert expected <= by_path
+    assert any(path.endswith(".js") for path in by_path)
+    texts = " ".join(each.text for each in user_texts() if each.path.startswith("src/rankscope/analyze/"))
+    assert "What could fool it:" in texts  # manual pages of rules
+
+
+def test_exceptions_are_still_needed() -> None:
+    """An exception that nothing needs any more would hide the next offense."""
+    for allowed in ALLOWED:
+        texts = [each.text for each in user_texts() if each.path == allowed.path and allowed.text in each.text]
+        assert any(map(offenses, texts)), allowed
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "it stands in communication 2 ms a step",
+        "Where everybody stands",
+        "the most of it is time of the host",
+        "Each moment counts once, for the first in this order that went on",
+        "the text tells no graph break",
+        "no trace among 1 files",
+        "where its 1 peer passed [1024]",
+        "f{} lost {} a step",
+        "the dearest kernels",
+        "1 ranks wait",
+        "a colour that is optimised",
+    ],
+)
+def test_what_we_do_not_write_is_caught(before: str) -> None:
+    assert offenses(before)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "it spends 2 ms per step in communication",
+        "Where each rank is now",
+        "most of it is host time",
+        "no graph breaks in this log",
+        "where rank 0 passed [1024]",
+        "DP stands for data parallel; ranks that stand out",
+        "cannot tell the format from the extension",
+        "skip a step; run it as a stand-in",
+        "11 ranks are waiting",
+    ],
+)
+def test_what_we_write_is_not(after: str) -> None:
+    assert offenses(after) == []
+
+
+def test_only_texts_for_users_are_collected() -> None:
+    code = '''
+"""Nobody but us reads what the module tells."""
+def helper():
+    """Tells us."""
+    sql = "select told from tells where 1"
+    return f"Where {sql} tells", "told"
+
+@rule("X999", "sample")
+def shown():
+    """Printed by explain."""
+'''
+    source = SourceFile(PACKAGE / "sample.py", code, ast.parse(code))
+    assert {text for _, text in literals_of(source)} == {"Where {} tells", "Printed by explain."}
