@@ -111,7 +111,7 @@ def test_a_handle_that_is_waited_for_in_the_backward_pass(tmp_path: Path) -> Non
     made = code_site(JOB, "wait_for_handle", "dist.all_reduce")
     assert f"#0 wait_for_handle from {made['file']}:{made['line']}\n" in ended.report(0)
     waited = code_site(JOB, "wait_for_handle", "handle.wait()")
-    [speaker] = [rank for rank in (0, 1) if "in C++" in ended.report(rank)]
+    [speaker] = [rank for rank in (0, 1) if "then C++" in ended.report(rank)]
     in_both = ended.report(speaker).partition("(Python frames first, then C++):\n")[2]
     assert in_both.startswith(f"#0 <lambda> from {waited['file']}:{waited['line']}\n")
     assert "torch::autograd::Engine" in in_both

@@ -64,7 +64,7 @@ def test_a_rank_sleeps_for_ever(tmp_path: Path) -> None:
     stall = "no collective has finished for 2 s"
     for rank in ALL_RANKS:
         files = f"stacks_{rank}.txt, nccl_trace_rank_{rank}"
-        assert f"rankscope: rank {rank}: {stall}: wrote {files} into {ended.folder}\n" in ended.printed
+        assert f"rankscope: rank {rank}: {stall}: wrote {files} to {ended.folder}\n" in ended.printed
         assert ended.reasons(rank)[0] == stall
     assert ended.reasons(2) == [stall]
     assert "in load_batch_for_ever\n" in ended.stacks(2)

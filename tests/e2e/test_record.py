@@ -87,8 +87,8 @@ def test_a_script(tmp_path: Path) -> None:
 
 
 def test_torchrun_as_the_readme_has_it(tmp_path: Path) -> None:
-    (line,) = re.findall(r"(?m)^rankscope record (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert line == "-o traces/ -- torchrun --nproc-per-node 8 train.py"
+    (line,) = re.findall(r"`rankscope record (.+?)`", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert line == "-o traces/ -- torchrun --nproc-per-node 2 train.py"
     folder = tmp_path / "traces"
     job = ("--", TORCHRUN, *FREE_PORT, "--nproc-per-node", "2", JOB)
     done = end(start("-o", "traces/", "--no-diagnose", "--only", "metrics,recorder,kineto", *job, cwd=tmp_path))

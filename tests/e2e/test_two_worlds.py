@@ -44,7 +44,7 @@ def run_worlds(scratch: Path, *arguments: str) -> Path:
     [
         ("trainer", (), ("load_batch", "queue.SimpleQueue"), "rank 0 is waiting in weights_store.get()"),
         ("rollout", (), ("decode", "threading.Event"), "rank 0 is waiting in samples_store.wait()"),
-        ("trainer", ("--shared",), ("load_batch", "queue.SimpleQueue"), "ranks 0,1 wait in broadcast of group weight_"),
+        ("trainer", ("--shared",), ("load_batch", "queue.SimpleQueue"), "ranks 0,1 are waiting in broadcast of group "),
     ],
 )
 def test_the_world_that_the_other_waits_for_is_the_cause(

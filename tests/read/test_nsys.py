@@ -225,7 +225,7 @@ def test_without_the_start_of_the_capture_times_count_from_zero(tmp_path: Path) 
     del export.tables["TARGET_INFO_SESSION_START_TIME"]
     trace = load_export(export, tmp_path)
     assert [row["start_ns"] for row in rows_of(trace, "kernels")] == [1_100]
-    assert "does not say when it began" in trace.table("files").text("problem")[0]
+    assert "does not say when it started" in trace.table("files").text("problem")[0]
 
 
 def test_names_with_broken_characters_are_kept(tmp_path: Path) -> None:

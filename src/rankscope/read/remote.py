@@ -90,7 +90,7 @@ def find_remote(url: str) -> list[RemoteFile]:
     """The file, or all files below the folder, or all that a name with * fits."""
     shown = without_secrets(url)
     if "::" in url:
-        raise InputError(f"{shown}: chained URLs are not read", "give one plain URL; see rankscope help reading")
+        raise InputError(f"{shown}: chained URLs are not read", "copy or unpack it first, or give one plain URL")
     try:
         store, root = open_store(url)
         found = list(_listed(store, root))

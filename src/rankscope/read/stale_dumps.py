@@ -58,6 +58,7 @@ class Dump:
 
 
 def stale_dumps(tables: Mapping[str, Table], dumps: Sequence[Dump]) -> dict[int, LeftOut]:
+    dumps = [dump for dump in dumps if dump.recorder]  # a desync report shows a rank's latest call only
     if "collectives" not in tables or len(dumps) < 2:
         return {}
     stale = _of_another_time(_SharedCalls(tables, dumps))
@@ -235,7 +236,7 @@ def _overtaken(shared: _SharedCalls, n_failed: int) -> dict[int, LeftOut]:
     for group in np.flatnonzero(proven.max(axis=1, initial=MISSING) > MISSING).tolist():
         # A member without any call of the group: its ring reaches further back, so it has not made one yet.
         has_none = (newest[group] == MISSING) & shared.is_member[group]
-        has_none &= (first != MISSING) & (first < ended[group].max())
+        has_none &= first < ended[group].max()
         behind = ((newest[group] != MISSING) | has_none) & (newest[group] < proven[group].max())
         provers = proven[group] > newest[group][behind].max(initial=MISSING)
         went_on = behind & (last > ended[group][provers].max(initial=MISSING))

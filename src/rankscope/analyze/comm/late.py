@@ -37,6 +37,7 @@ _MOSTLY = 0.5  # of its delays must remain after subtracting the steps in which 
 _SIGMAS = 4.0  # above chance: the worst of many ranks over few steps is often at two or three
 _FEW = 0.5  # of the members at most: if most are late, the others are early
 _MAX_NAMES = 3
+_TIME_SLICE_NS = 4_000_000  # on a host alone, the scheduler delays a rank by as much, with no cause in the trace
 
 _HELP = {
     "slow-kernels": "check this rank's device: clocks, temperature, power limit, other processes on it, row "
@@ -82,7 +83,8 @@ def late_rank(trace: Trace) -> Iterator[Finding | Effect]:
     collectives; if these do different work by design (a router, a parameter server), the one with the most work is
     named. Host time with nothing recorded is attributed to garbage collection if it occurs only in some steps: other
     things can stop Python too. On a host with more work than cores, ranks are late by chance: no rank is named if the
-    collector saw that it waited that long for a core. A delay in a single step is a note, not a warning.
+    collector saw that it waited that long for a core. A delay in a single step is a note, not a warning. Without a
+    device, a delay of less than 4 ms per step without a cause may be the scheduler's, and is not reported.
     """
     late = late_ranks(trace)
     if late:
@@ -144,7 +146,7 @@ def _finding(trace: Trace, together: Sequence[Standing]) -> Finding:
     return Finding(
         code="S202",
         rule="late-rank",
-        severity="warning" if worst.share >= _SIZEABLE and not _is_single(worst) else "info",
+        severity="info" if _may_be_chance(trace, worst, reason) else "warning",
         certainty=_certainty(worst),
         title=f"{ranks_phrase(ranks)} {keep} {_peers_text(peers, len(ranks))} waiting {per_step} ({pct}): "
         f"{_because(reason, is_single=len(ranks) == 1)}",
@@ -167,6 +169,12 @@ def _peers_text(peers: set[int], n_late: int) -> str:
     if len(peers) == 1:
         return ranks_phrase(peers)
     return f"{'its' if n_late == 1 else 'their'} {count_noun(len(peers), 'peer')}"
+
+
+def _may_be_chance(trace: Trace, standing: Standing, reason: LateCause) -> bool:
+    if standing.share < _SIZEABLE or _is_single(standing):
+        return True
+    return reason.cause == "unknown" and standing.mean_cost_ns < _TIME_SLICE_NS and not trace.has("kernels")
 
 
 def _is_single(standing: Standing) -> bool:

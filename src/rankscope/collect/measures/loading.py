@@ -11,7 +11,8 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rankscope.collect.measures.hooks import Function, Hooks
@@ -24,7 +25,7 @@ class _Here(threading.local):
 
     depth = 0
     wait_ns = 0
-    source = 0  # identity of the iterator that the batches came from
+    source: Callable[[], Any] | None = None  # a weak reference: the iterator that the batches came from
     is_mixed = False
     n_batches = 0
     samples: int | None = 0
@@ -69,8 +70,8 @@ class Loading:
         here = self._here
         if not torch.is_grad_enabled():  # an evaluation
             return
-        here.is_mixed |= here.n_batches > 0 and here.source != id(iterator)
-        here.source = id(iterator)
+        here.is_mixed |= here.n_batches > 0 and (here.source is None or here.source() is not iterator)
+        here.source = weakref.ref(iterator)
         here.n_batches += 1
         with torch._C.DisableTorchFunction():  # a mode of the job's own must not see what we look at
             here.samples = _added(here.samples, n_samples(torch, iterator, batch))
