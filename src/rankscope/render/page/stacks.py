@@ -17,6 +17,7 @@ from rankscope.render.escape import cut_short
 from rankscope.render.html import text
 from rankscope.render.page.contents import Contents, View, absent, map_link
 from rankscope.render.page.wait_words import is_hang
+from rankscope.render.source import shown_path
 
 ANCHOR, TITLE = "stacks", "Stacks"
 ROOM = 0.05
@@ -152,7 +153,7 @@ class _Frames:
             is_wanted = is_user and self.options.shows_source
             code = (source_line(place, self.options.base) or "").strip() if is_wanted else ""
             self.rows[frame] = {
-                "file": file,
+                "file": shown_path(file, self.options.base),
                 "line": place.line,
                 "function": function,
                 "code": code,
