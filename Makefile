@@ -13,13 +13,14 @@ PROGRAMS   := $(VENV)/.programs
 # Files stay whole and in order: the real jobs are in one file, start early and have one worker to themselves.
 PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test check lint docs accuracy screenshots bench clean
+.PHONY: help demo test check quick lint docs accuracy screenshots bench clean
 .NOTPARALLEL:  # two pips must not write into one environment
 
 help:
 	@echo "make demo    simulate a hung 64-rank job in ./demo and diagnose it"
 	@echo "make test    everything: lint, types, all tests, real torch jobs included"
 	@echo "make check   lint, types and the quick tests, none of which needs torch"
+	@echo "make quick   the quick tests alone"
 	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
 	@echo "make accuracy   count right and wrong verdicts on simulated jobs, in docs/accuracy.md (some minutes)"
 	@echo "make screenshots   take the pictures in docs/images again (needs chromium)"
@@ -33,7 +34,9 @@ demo: $(PACKAGE)
 test: $(WITH_TORCH) $(PROGRAMS) lint
 	$(PYTEST)
 
-check: lint
+check: lint quick
+
+quick: $(CHECKER)
 	$(PYTEST) -m "not e2e and not slow"
 
 lint: $(CHECKER)

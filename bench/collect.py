@@ -119,7 +119,7 @@ def main() -> int:
         f"({'reached' if per_call < MAX_COLLECTIVE_US else 'MISSED'}: under {MAX_COLLECTIVE_US:.0f}). "
         f"CPU time of that thread: {more(calls, 'desync'):+.1f} us; with a pause of the same length in place of the "
         f"hooks: {more(calls, 'pause'):+.1f} us.",
-        f"Idle: {(idle - 1) * 100:+.1f} % of a step ({'reached' if idle <= MAX_IDLE else 'MISSED'}: within 1 %).",
+        f"Idle: {(idle - 1) * 100:+.1f}% of a step ({'reached' if idle <= MAX_IDLE else 'MISSED'}: within 1%).",
         compile_row(repeats),
     ]
     print("\n".join(lines))

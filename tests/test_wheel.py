@@ -56,6 +56,7 @@ SMOKE = {
     "chakra": "rankscope export traces --to chakra -o et && rankscope chakra validate et",
     "logs": "rankscope logs --help",
     "completion": "rankscope completion bash",
+    "help": "rankscope help reading",
 }
 TRAIN = """
 import torch

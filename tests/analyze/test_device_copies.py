@@ -63,7 +63,7 @@ def test_copies_that_the_device_waits_for(columns: dict[str, object], reason: st
     [finding] = findings(trace_of(kernels=on_ranks((0, 1), copying(**columns)), steps=steps), "P304")
     assert finding.severity == "warning"
     assert finding.ranks == (0, 1)
-    assert "30 % of the step (300 us)" in finding.title
+    assert "up to 30% of the step (300 us, rank 0)" in finding.title
     assert finding.title.endswith(reason)
     assert bool(finding.evidence.facts["reasons"]) == bool(reason)
     assert finding.help.startswith(advice) or advice in finding.help.split(";")[0]

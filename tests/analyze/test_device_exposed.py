@@ -30,7 +30,7 @@ def test_the_rank_that_waits_least_tells_what_communication_costs() -> None:
     assert finding.severity == "warning"
     assert finding.certainty == "likely"
     assert finding.ranks == (0, 1, 2)
-    assert "at least 12 % of the step (120 us) on every rank" in finding.title
+    assert "at least 12% of the step (120 us) on every rank" in finding.title
     assert finding.evidence.certain[0].startswith("all_reduce in dp: ")
 
 
@@ -60,10 +60,10 @@ def gloo(*operators: Row) -> Trace:
 def test_without_a_device_operators_hide_communication() -> None:
     [finding] = findings(gloo(span(0, 300, name="aten::mm", tid=1)), "P302")
     assert finding.severity == "info"  # no stream on which it could be hidden
-    assert "20 % of the step (200 us)" in finding.title
+    assert "20% of the step (200 us)" in finding.title
     assert findings(gloo(span(0, 490, name="aten::mm", tid=1)), "P302") == []
 
 
 def test_the_operator_of_the_collective_hides_nothing() -> None:
     [finding] = findings(gloo(span(0, 500, name="c10d::allreduce_", tid=1)), "P302")
-    assert "40 % of the step" in finding.title
+    assert "40% of the step" in finding.title

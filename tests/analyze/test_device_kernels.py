@@ -77,7 +77,7 @@ def test_kernels_that_leave_the_device_empty_are_named() -> None:
     [finding] = findings(trace, "P306")
     assert finding.severity == "warning"
     assert finding.ranks == (0, 1)
-    assert "45 % of the step" in finding.title
+    assert "45% of the step" in finding.title
     assert finding.evidence.facts["kernels"] == ["scan"]
 
 

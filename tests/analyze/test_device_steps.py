@@ -155,7 +155,7 @@ def test_steps_that_wait_for_data_on_all_ranks() -> None:
     assert finding.severity == "warning"
     assert finding.certainty == "likely"
     assert finding.ranks == (0, 1, 2, 3)
-    assert "40 % of the step (400 us)" in finding.title
+    assert "up to 40% of the step (400 us, rank 0)" in finding.title
 
 
 def test_a_loader_without_workers_is_told_as_such() -> None:

@@ -47,7 +47,7 @@ def test_short_kernels_leave_the_device_idle_between_launches() -> None:
     (finding,) = findings(capture(training(pace=100, kernel=5)))
     assert (finding.code, finding.severity, finding.certainty, finding.ranks) == ("P311", "warning", "likely", (0,))
     assert finding.title == (
-        "rank 0 launches kernels more slowly than the device runs them: it is idle 95 % of the step (9 ms)"
+        "rank 0 launches kernels more slowly than the device runs them: it is idle 95% of the step (9 ms)"
     )
     assert finding.evidence.certain == (
         "199 gaps on rank 0, median 95 us",
@@ -79,14 +79,14 @@ def test_all_ranks_are_one_finding_and_few_of_many_are_no_warning() -> None:
     (finding,) = findings(capture(*slow))
     assert (finding.ranks, finding.severity) == ((0, 1, 2), "warning")
     assert finding.title.startswith("ranks 0-2 launch kernels more slowly")
-    assert finding.title.endswith("it is idle 95 % of the step (9 ms) on rank 0")
+    assert finding.title.endswith("it is idle up to 95% of the step (9 ms, rank 0)")
     (finding,) = findings(capture(*slow, *fast))
     assert (finding.ranks, finding.severity) == ((0, 1, 2), "info")
 
 
 def test_without_steps_the_recorded_time_counts() -> None:
     (finding,) = findings(capture(training(pace=100, kernel=5, marked=False)))
-    assert "95 % of the recorded time (19 ms)" in finding.title
+    assert "95% of the recorded time (19 ms)" in finding.title
 
 
 def test_where_steps_are_marked_nothing_outside_of_them_counts() -> None:
@@ -131,7 +131,7 @@ def test_waits_for_results_leave_the_device_idle() -> None:
     (finding,) = findings(capture(with_items()))
     assert (finding.code, finding.severity, finding.ranks) == ("P313", "warning", (0,))
     assert finding.title == (
-        "rank 0 waits for the device in aten::item (cudaStreamSynchronize), which is then idle 20 % of the step (4 ms)"
+        "rank 0 waits for the device in aten::item (cudaStreamSynchronize), which is then idle 20% of the step (4 ms)"
     )
     assert finding.evidence.certain == (
         "aten::item (cudaStreamSynchronize): 20 waits; the device was idle after 19 of them, 4 ms in total",
@@ -169,7 +169,7 @@ def test_kernels_that_start_late_on_a_free_device() -> None:
     (finding,) = findings(time_sliced())
     assert (finding.code, finding.severity, finding.ranks) == ("P314", "warning", (0,))
     assert (
-        finding.title == "kernels of rank 0 start late although the device is free: it is idle 79 % of the step (24 ms)"
+        finding.title == "kernels of rank 0 start late although the device is free: it is idle 79% of the step (24 ms)"
     )
     assert (
         "59 kernels of rank 0 started long after the launch had returned, 400 us on average" in finding.evidence.certain
@@ -208,7 +208,7 @@ def test_samples_that_suffer_from_nothing_of_this_kind(name: str) -> None:
 def test_a_sample_that_is_launch_bound() -> None:
     (finding,) = findings(rankscope.load(SAMPLES / "nccl_parser_config"))
     assert (finding.code, finding.severity) == ("P311", "warning")
-    assert "51 % of the step (114 ms)" in finding.title
+    assert "51% of the step (114 ms)" in finding.title
 
 
 @pytest.mark.parametrize("process", [Process(), with_items()])

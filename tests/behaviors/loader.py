@@ -82,7 +82,7 @@ BEHAVIORS = (
     Behavior(
         there="fail when nothing was loaded",
         commands=("rankscope nodumps",),
-        shows=r"no trace in this file: \S*notes\.txt is text without torch.compile messages",
+        shows=r"no trace in this file: \S*notes\.txt is text without torch.compile messages, desync",
         exit_codes=(2,),
     ),
     Behavior(

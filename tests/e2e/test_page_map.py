@@ -226,7 +226,7 @@ def test_layers_have_legends_of_their_own(opened: Opened, tmp_path: Path) -> Non
     page.locator("[data-map=layer]").select_option("late")
     expect(page.locator(".map-legend")).to_contain_text("up to 510 ms")
     page.locator("[data-map=layer]").select_option("duration")
-    expect(page.locator(".map-legend")).to_contain_text("not ended")
+    expect(page.locator(".map-legend")).to_contain_text("not finished")
 
 
 def test_search_lists_places_on_the_map(opened: Opened, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ AVOIDED = (
     Avoided(r"\bcompile[sd]? again\b", "recompiles"),
     Avoided(r"\bverdict is (?:likely|possible), not certain\b", "the certainty beside the severity"),
     Avoided(r"\bcan not\b", "cannot"),
+    Avoided(r"[\d}] %(?![\w\d(]| [\d(])", "the percent sign right after the number: 41%"),
     Avoided(
         # Public names, which never change: utilisation, device_utilisation, dimension-specialised.
         r"\b(?!utilisation|device_utilisation|specialised)\w*(?:colour|behaviour|honour|neighbour|favour|(?:optim|recogn|special|serial|initial|normal|summar|organ|"
@@ -122,6 +123,7 @@ def test_exceptions_are_still_needed() -> None:
         "the dearest kernels",
         "1 ranks wait",
         "a colour that is optimised",
+        "it waits 41 % of the step",
     ],
 )
 def test_what_we_do_not_write_is_caught(before: str) -> None:
@@ -140,6 +142,7 @@ def test_what_we_do_not_write_is_caught(before: str) -> None:
         "cannot tell the format from the extension",
         "skip a step; run it as a stand-in",
         "11 ranks are waiting",
+        "it waits 41% of the step; a row is rank % 8",
     ],
 )
 def test_what_we_write_is_not(after: str) -> None:

@@ -283,6 +283,13 @@ def test_a_pipe_in_the_folder_does_not_block(dumps: Path) -> None:
     assert_culprit_found(report_of(dumps))
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_that_is_given_does_not_block(dumps: Path) -> None:
+    os.mkfifo(dumps / "pipe")
+    with pytest.raises(InputError, match="pipe is a pipe, a socket or a device"):
+        load([str(dumps / "pipe")])
+
+
 def test_a_link_to_nowhere_is_a_finding(dumps: Path) -> None:
     (dumps / f"{PREFIX}4").symlink_to(dumps / "gone")
     report = report_of(dumps)

@@ -70,7 +70,7 @@ def slower() -> Changes:
         schema=SCHEMA_NAME,
         old=OLD,
         new=NEW,
-        verdict="B is 12 % slower than A: 380 ms -> 426 ms per step; most of it (31 ms) is computing on rank 7",
+        verdict="B is 12% slower than A: 380 ms -> 426 ms per step; most of it (31 ms) is computing on rank 7",
         worst="warning",
         findings=(
             finding(),

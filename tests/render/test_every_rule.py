@@ -35,8 +35,8 @@ PIPELINED = {"stage-imbalance", "slow-link"}
 
 
 def hang(kind: str) -> Builder:
-    mesh = Mesh(dp=4 if kind in ("node", "groups") else 2, tp=2, pp=2 if kind == "p2p" else 1)
-    spec = JobSpec(mesh, steps=4, ranks_per_host=4, experts=kind == "groups")
+    mesh = Mesh(dp=4 if kind in ("node", "groups", "straggler") else 2, tp=2, pp=2 if kind == "p2p" else 1)
+    spec = JobSpec(mesh, steps=8 if kind == "straggler" else 4, ranks_per_host=4, experts=kind == "groups")
     return lambda folder: simulate(spec, Fault(kind, rank=1, step=2)).write(folder)
 
 
@@ -52,7 +52,7 @@ def slow(kind: str) -> Builder:
 
 
 def compiling(kind: str) -> Builder:
-    return lambda folder: simulate_compiling(2, kind, None, 0).write(folder)
+    return lambda folder: simulate_compiling(4, kind, None, 0).write(folder)
 
 
 def captures(folder: Path) -> Iterator[Path]:

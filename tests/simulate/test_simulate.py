@@ -174,7 +174,8 @@ def test_left_out_transfer_leaves_the_peer_waiting(seed: int) -> None:
                 members = json.loads(dump["pg_config"][entry["process_group"][0]]["ranks"])
                 assert members[int(own)] == rank
                 ends = (rank, members[int(peer)])
-                counts[(*(ends if op == "send" else ends[::-1]), op)] += 1
+                sender, receiver = ends if op == "send" else ends[::-1]
+                counts[sender, receiver, op] += 1
     other = {"send": "recv", "recv": "send"}
     unmatched = {
         (source if op == "send" else target)

@@ -30,7 +30,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "Look closer": {
         "report": Command("write findings and charts as one offline web page", "rankscope report traces/ --open"),
-        "serve": Command("serve that page on 127.0.0.1, for large traces", "rankscope serve traces/ --open"),
+        "serve": Command("serve the report page on 127.0.0.1, for large traces", "rankscope serve traces/ --open"),
         "timeline": Command(
             "write the merged timeline of all ranks for Perfetto", "rankscope timeline traces/ -o timeline.json.gz"
         ),

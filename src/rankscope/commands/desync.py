@@ -29,7 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--world-size", type=_count, default=0, metavar="N", help="number of ranks, if the store does not have it"
     )
     parser.add_argument("--prefix", default="", metavar="P", help="only keys that start with P")
-    output.add_live_options(parser, TIMEOUT_S, "each answer of the store")
+    output.add_live_options(parser, TIMEOUT_S, "each reply from the store")
 
 
 def _count(text: str) -> int:

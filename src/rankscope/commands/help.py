@@ -62,8 +62,8 @@ No job yet:         rankscope demo"""
 
 ENVIRONMENT = """\
 Exit codes:
-  0    no findings that are errors (--fail-on changes this)
-  1    findings
+  0    no finding is an error
+  1    at least one finding is an error (--fail-on changes the severity)
   2    the command could not do what was asked; the message says why
   130  interrupted with Ctrl-C
   141  the program that read the output closed it

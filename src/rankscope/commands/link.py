@@ -153,12 +153,12 @@ def _page(
 
 
 def _rate(pair: dict[str, Any]) -> str:
-    """Cut, not rounded: 100 % is all. The marks of steps alone are no success."""
+    """Cut, not rounded: 100% is all. The marks of steps alone are no success."""
     if not pair["n_operators"]:
         return "no operators"
     if pair["link_pct"] is None:
         return "nothing to link"
-    return f"{10_000 * pair['n_linked'] // pair['n_linkable'] / 100:g} %"
+    return f"{10_000 * pair['n_linked'] // pair['n_linkable'] / 100:g}%"
 
 
 def _damaged(trace: Trace) -> Iterator[str]:

@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "sql",
         metavar="SQL",
-        help="one statement in DuckDB's SQL, or @FILE; rankscope tables lists the tables",
+        help="one DuckDB SQL statement, or @FILE; rankscope tables lists the tables",
     )
     parser.add_argument("--format", choices=FORMATS, help="output format (default: table)")
     parser.add_argument("--json", action="store_true", help="same as --format json")

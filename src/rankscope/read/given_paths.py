@@ -23,6 +23,8 @@ def matching(given: str, where: str) -> list[Path]:
     """The path itself, or what fits it as a pattern: a shell leaves a quoted one as it is."""
     path = os.path.expanduser(where)
     if exists(path):
+        if not os.path.isfile(path) and not os.path.isdir(path):
+            raise InputError(f"{given} is a pipe, a socket or a device", "save its content to a file first")
         return [Path(path)]
     if not any(sign in path for sign in "*?["):
         hint = _close_name(path) or "give the file or folder that has the traces"

@@ -54,7 +54,7 @@ def read(source: Source) -> Iterator[Table]:
     if problem:
         row.update(status="damaged", problem=problem, hint=CUT_HINT)
     elif not is_told:
-        row.update(status="ignored", problem="is text without torch.compile messages")
+        row.update(status="ignored", problem="is text without torch.compile messages, desync reports or stack traces")
     yield Table.from_rows("files", [row])
 
 

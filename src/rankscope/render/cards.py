@@ -69,7 +69,7 @@ class Cards(NamedTuple):
         evidence = finding.evidence
         cost = format_duration(evidence.cost_ns) if evidence.cost_ns else ""
         if evidence.cost_pct is not None and evidence.cost_pct >= 0.5:
-            cost = f"{evidence.cost_pct:.0f} % of the time"
+            cost = f"{evidence.cost_pct:.0f}% of the time"
         about = "share of the step time, or of the recording if no steps were marked" if "%" in cost else "total cost"
         shown = f'<span class="cost" title="{about}">{text(cost)}</span>' if cost else ""
         return (

@@ -198,7 +198,7 @@ def _counts(time: TimeChange) -> str:
 
 
 def _number_row(number: NumberChange) -> Sequence[Any]:
-    share = f"{100 * (number.new - number.old) / abs(number.old):+.1f} %" if number.old else ""
+    share = f"{100 * (number.new - number.old) / abs(number.old):+.1f}%" if number.old else ""
     return (
         number.kind,
         number.name,

@@ -125,9 +125,9 @@ def _cache_rows(caches: Sequence[CacheChange]) -> list[tuple[str, ...]]:
 
 
 def _hit_rate(hits: int, misses: int, bypasses: int) -> str:
-    """`75 % (3 of 4)`, with the number of bypasses."""
+    """`75% (3 of 4)`, with the number of bypasses."""
     asked = hits + misses
-    told = f"{100 * hits / asked:.0f} % ({hits} of {asked})" if asked else "no lookups"
+    told = f"{100 * hits / asked:.0f}% ({hits} of {asked})" if asked else "no lookups"
     return f"{told}, {bypasses} bypassed" if bypasses else told
 
 

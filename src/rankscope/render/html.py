@@ -31,7 +31,7 @@ def text_bytes(payload: bytes) -> bytes:
 @functools.lru_cache
 def asset(name: str) -> str:
     """A style or script of ours, from render/assets."""
-    return files("rankscope.render").joinpath("assets", name).read_text("utf-8")
+    return (files("rankscope.render") / "assets" / name).read_text("utf-8")
 
 
 def digest(content: str) -> str:

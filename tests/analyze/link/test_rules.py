@@ -123,7 +123,7 @@ TWO_TRACES = "ranks 0,1: the execution trace and the profiler trace"
     [
         (
             different_run, f"{TWO_TRACES} come from different runs", 600,
-            "0 of 300 operators found (0 %), 109 ids under a different name",
+            "0 of 300 operators found (0%), 109 ids under a different name",
         ),
         (no_overlap, f"{TWO_TRACES} cover different steps", 174, "one ended before the other began"),
         (no_observer, "ranks 0,1: the observer did not run while the profiler did", 174, "only while an observer runs"),
@@ -131,9 +131,9 @@ TWO_TRACES = "ranks 0,1: the execution trace and the profiler trace"
         (no_operators, "rank 1: the profiler trace has no operators", 174, "profile with ProfilerActivity.CPU too"),
         (
             partial, "ranks 0,1: the observer recorded more than the profiler", 174,
-            "rank 0: 174 of 261 operators found (66 %), 87 from before or after the profiler's steps",
+            "rank 0: 174 of 261 operators found (66%), 87 from before or after the profiler's steps",
         ),
-        (cut, "rank 1: the profiler trace is cut off", 40, "rank 1: 134 of 174 operators found (77 %)"),
+        (cut, "rank 1: the profiler trace is cut off", 40, "rank 1: 134 of 174 operators found (77%)"),
         (
             lost, "rank 0: operators of the execution trace are missing from the profiler trace", 61,
             "many are missing from the profiler trace",
@@ -363,7 +363,7 @@ def without_launches(path: Path, keep: int = 0) -> None:
 def test_kernels_without_launches_are_told(folder: Path) -> None:
     without_launches(folder / "kineto_trace_0.json")
     [finding] = findings(load(folder), "L504")
-    assert finding.title == "rank 0: 100 % of the kernels belong to no operator"
+    assert finding.title == "rank 0: 100% of the kernels belong to no operator"
     assert (finding.ranks, finding.severity) == ((0,), "warning")
     first, second = finding.evidence.certain
     assert first.startswith("62 of 62 kernels have no operator, most often ")

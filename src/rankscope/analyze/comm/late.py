@@ -139,7 +139,7 @@ def _finding(trace: Trace, together: Sequence[Standing]) -> Finding:
     worst = together[0]
     reason = explain(trace, worst)
     ranks = tuple(sorted(standing.rank for standing in together))
-    pct = f"{100 * worst.share:.0f} %"
+    pct = f"{100 * worst.share:.0f}%"
     peers = {peer for standing in together for peer in standing.peers} - set(ranks)
     keep = "keeps" if len(ranks) == 1 else "keep"
     per_step = f"{format_duration(int(worst.mean_cost_ns))} per step" if _has_steps(worst) else _whole(worst)
@@ -218,7 +218,7 @@ def _because(reason: LateCause, is_single: bool) -> str:
 
 
 def _percent_more(reason: LateCause) -> str:
-    return f"{100 * (reason.work.time_ratio - 1):.0f} %" if reason.work else "clearly"
+    return f"{100 * (reason.work.time_ratio - 1):.0f}%" if reason.work else "clearly"
 
 
 def _when(trace: Trace, standing: Standing) -> Iterator[str]:
@@ -246,7 +246,7 @@ def _work_lines(reason: LateCause) -> Iterator[str]:
     yield f"its {what} take {work.time_ratio:.2f} times as long as its median peer's"
     if reason.cause == "more-work":
         why = "there are more of them" if work.count_share >= work.size_share else "their inputs are larger"
-        yield f"{why}, which explains {100 * min(1.0, max(work.count_share, work.size_share)):.0f} % of that"
+        yield f"{why}, which explains {100 * min(1.0, max(work.count_share, work.size_share)):.0f}% of that"
     for one in work.by_name[:_MAX_NAMES]:
         if one.own_ns > one.peers_ns > 0:
             name = one.name if len(one.name) <= 60 else one.name[:57] + "..."
@@ -257,7 +257,7 @@ def _likely(reason: LateCause) -> str:
     part = next(part for part in reason.parts if part.name == reason.main)
     share = min(100.0, 100 * part.excess_ns / max(reason.late_ns, 1.0))
     what = "time with nothing recorded" if part.name == FREE else part.name
-    return f"{share:.0f} % of the delay in its late steps is {what}"
+    return f"{share:.0f}% of the delay in its late steps is {what}"
 
 
 def _comparison(standing: Standing, reason: LateCause) -> Comparison:

@@ -111,13 +111,13 @@ def _cause_of_work(parts: Sequence[Part], main: str, work: Work) -> str:
 def late_causes(trace: Trace, selection: Selection) -> Table:
     """One row per rank that others wait for and per part of its steps: what takes it longer than its peers.
 
-    Covers the ranks whose cost (see stragglers) is at least 3 % of the step, in the steps where they are late. On the
+    Covers the ranks whose cost (see stragglers) is at least 3% of the step, in the steps where they are late. On the
     device, time is split into computation, copies and idle; communication is not counted as the rank's own time. On the
     host, overlapping activities are counted once, in this order: waiting for the device, compiling, data loading,
     garbage collection or sleeping (only if Python calls were read), operators and launches, communicating, nothing
     recorded.
 
-    The cause is the part with the largest excess over the median peer, if that is at least 40 % of the delay. Device
+    The cause is the part with the largest excess over the median peer, if that is at least 40% of the delay. Device
     idle time is traced back to the host. Longer computation counts as more work if the number of kernels or their
     blocks (on the host: the elements of the operators' inputs) explain at least half of it; otherwise the kernels are
     slower. Host time with nothing recorded is attributed to garbage collection if it occurs only in some steps.

@@ -75,12 +75,12 @@ def stragglers(trace: Trace, selection: Selection) -> Table:
     another group spends as long in communication as its peers, and is not blamed.
 
     Peers are the other traced members of a group with which the rank makes collectives; if there are several groups, it
-    is the one in which it differs most. Groups whose collectives carry less than 5 % of the rank's bytes, or of what
+    is the one in which it differs most. Groups whose collectives carry less than 5% of the rank's bytes, or of what
     their members send each other, are left out. cost_ns is the exposed communication (see comm_calls) of the median
     peer minus the rank's own, averaged over steps. It is the smaller of two numbers: over all calls (a rank that was
     held up elsewhere waited there) and over the calls of this group alone (a rank with time to spare keeps no one
     waiting). Calls that are missing from a trace count as the median of the members that were found. n_late_steps
-    counts the steps in which the cost is at least 3 % of the step and a tenth of the cost in the worst step. Without
+    counts the steps in which the cost is at least 3% of the step and a tenth of the cost in the worst step. Without
     steps, the time that all traces have in common counts as one step.
     """
     rows = []

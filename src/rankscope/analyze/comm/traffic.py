@@ -45,7 +45,7 @@ class _Cost(NamedTuple):
 
     @property
     def text(self) -> str:
-        return f"about {format_duration(int(self.per_step_ns))} per step ({100 * self.share:.0f} %)"
+        return f"about {format_duration(int(self.per_step_ns))} per step ({100 * self.share:.0f}%)"
 
 
 def _cost(trace: Trace, total_ns: float) -> _Cost:

@@ -99,7 +99,7 @@ def _notes(old: Side, new: Side, step: StepChange | None) -> Iterator[str]:
     if both_profiled and unmarked:
         yield f"no steps are marked in {' and '.join(unmarked)}: kernels and collectives are compared per call"
     if step and min(step.n_old, step.n_new) == 1:
-        yield "a single step does not show how much steps vary: only changes of more than 10 % count"
+        yield "a single step does not show how much steps vary: only changes of more than 10% count"
     rings = [int(side.trace.table("ranks").array("n_dropped").max(initial=0)) for side in (old, new)]
     if max(rings) > 0 and all(side.trace.has("collectives") for side in (old, new)):
         yield "the Flight Recorder keeps only the newest calls, so a call site may be missing from one side"

@@ -166,7 +166,7 @@ def _how_much(step: StepChange) -> str:
     ratio = step.new_ns / step.old_ns
     if ratio >= 2:
         return f"B takes {ratio:.1f} times as long as A"
-    return f"B is {100 * abs(ratio - 1):.0f} % {'slower' if ratio > 1 else 'faster'} than A"
+    return f"B is {100 * abs(ratio - 1):.0f}% {'slower' if ratio > 1 else 'faster'} than A"
 
 
 def _causes(compared: Compared, sign: int) -> Iterator[_Cause]:

@@ -84,7 +84,7 @@ def _describe_time(trace: Trace, run: int, ledger: Table, notes: tuple[str, ...]
             certain=(
                 f"by phase: {_shares(phases, cost, _PHASE_NAMES)}",
                 *((f"by part: {_shares(parts, cost, {})}",) if parts["backward"] or parts["runtime"] else ()),
-                *((f"that is {100 * share:.0f} % of {of_what}, {format_duration(span)}",) if span > 0 else ()),
+                *((f"that is {100 * share:.0f}% of {of_what}, {format_duration(span)}",) if span > 0 else ()),
             ),
             notes=(
                 *((f"these numbers are for rank {slowest}, which took longest",) if len(totals) > 1 else ()),
@@ -116,7 +116,7 @@ def _most_expensive(rows: list[Row], total: int) -> Comparison:
         f"{row['n_compilations']}" + (f" ({row['n_recompiles']} recompiled)" if row["n_recompiles"] else "")
         for row in shown
     )
-    taken = tuple(f"{format_duration(row['total_ns'])} ({100 * row['total_ns'] / total:.0f} %)" for row in shown)
+    taken = tuple(f"{format_duration(row['total_ns'])} ({100 * row['total_ns'] / total:.0f}%)" for row in shown)
     return Comparison("function", places, (Side("time", (), taken), Side("compiled", (), counts)))
 
 

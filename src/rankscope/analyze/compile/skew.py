@@ -118,7 +118,7 @@ def _finding(trace: Trace, run: int, excess: Mapping[int, _Excess], spent: BySit
             cost_ns=most.ns,
             facts={"run": run, "own_ns": most.own_ns, "median_ns": most.median_ns},
         ),
-        help="give all ranks the same compile cache and inputs of the same shapes; start with the first function above",
+        help="give all ranks the same compile cache and inputs of the same shapes, first for the function on top",
     )
 
 

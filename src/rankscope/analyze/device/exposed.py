@@ -66,7 +66,7 @@ def communication_exposed(trace: Trace) -> Iterator[Finding | Effect]:
             certain=_by_kind(comms, overlap(exposed, windows.as_intervals())),
             notes=("only one rank was traced: this includes waiting for other ranks",)
             if alone
-            else (f"rank {most.rank} has the most, {100 * most.share:.0f} %, including waiting for other ranks",),
+            else (f"rank {most.rank} has the most, {100 * most.share:.0f}%, including waiting for other ranks",),
             cost_pct=least_first.cost_pct,
             cost_ns=least_first.cost_ns,
             facts=least_first.facts,
@@ -104,7 +104,7 @@ def _by_kind(comms: dict[str, Array], exposed: Intervals) -> tuple[str, ...]:
     """The collectives with the most exposed time."""
     total = max(int(exposed.length.sum()), 1)
     return tuple(
-        f"{name}: {format_duration(spent)}, {100 * spent / total:.0f} % of the exposed time"
+        f"{name}: {format_duration(spent)}, {100 * spent / total:.0f}% of the exposed time"
         for name, spent, _ in covered_by_name(exposed, comms, _MAX_SHOWN)
         if spent >= total / 100
     )

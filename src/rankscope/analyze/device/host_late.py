@@ -61,7 +61,7 @@ def device_idle_host(trace: Trace) -> Iterator[Finding | Effect]:
         ranks=losses.culprits,
         evidence=Evidence(
             certain=(
-                f"in total, the device of rank {worst.rank} is idle {100 - _busy_pct(trace, worst.rank):.0f} % of the "
+                f"in total, the device of rank {worst.rank} is idle {100 - _busy_pct(trace, worst.rank):.0f}% of the "
                 "time: the finding leaves out launching, waiting, data loading, and the time around the first and "
                 "last kernel",
             ),
@@ -138,8 +138,8 @@ def _shares(idle: Intervals, events: dict[str, Array], total: int) -> list[tuple
 def _what_the_host_did(host: HostActivity) -> tuple[str, ...]:
     lines = []
     if host.python >= _SHOWN_SHARE:
-        lines.append(f"for {100 * host.python:.0f} % of it, the launching threads ran Python code outside any operator")
+        lines.append(f"for {100 * host.python:.0f}% of it, the launching threads ran Python code outside any operator")
     for what, rows in (("operators", host.operators), ("runtime calls", host.calls), ("annotations", host.annotations)):
         if rows:
-            lines.append(f"{what} at that time: " + ", ".join(f"{name} ({100 * share:.0f} %)" for name, share in rows))
+            lines.append(f"{what} at that time: " + ", ".join(f"{name} ({100 * share:.0f}%)" for name, share in rows))
     return tuple(lines)

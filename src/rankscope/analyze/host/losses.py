@@ -47,15 +47,21 @@ class Losses(NamedTuple):
 
     @property
     def cost(self) -> str:
-        """`31 % of the step (8.2 ms)`, of the worst rank if there are several."""
-        return self.amount if len(self.ranks) == 1 else f"{self.amount} on rank {self.ranks[0].rank}"
+        """`31% of the step (8.2 ms)`; of several ranks, `up to 31% of the step (8.2 ms, rank 3)`."""
+        if len(self.ranks) == 1:
+            return self.amount
+        return f"up to {self._share} ({format_duration(self.cost_ns)}, rank {self.ranks[0].rank})"
 
     @property
     def amount(self) -> str:
         """What the first rank loses."""
+        return f"{self._share} ({format_duration(self.cost_ns)})"
+
+    @property
+    def _share(self) -> str:
         first = self.ranks[0]
         whole = "the step" if first.n_steps else "the recorded time"
-        return f"{100 * first.share:.0f} % of {whole} ({format_duration(self.cost_ns)})"
+        return f"{100 * first.share:.0f}% of {whole}"
 
     @property
     def cost_pct(self) -> float:

@@ -105,7 +105,7 @@ def queue_full(trace: Trace) -> Iterator[Finding | Effect]:
         rule="queue-full",
         severity="info",
         certainty="certain",
-        title=f"the launch queue of {ranks_phrase(culprits)} is full for up to {blocked_pct:.0f} % of the time: "
+        title=f"the launch queue of {ranks_phrase(culprits)} is full for up to {blocked_pct:.0f}% of the time: "
         "the host waits inside its launches",
         ranks=culprits,
         evidence=Evidence(

@@ -78,7 +78,7 @@ def _low(why: str, pairs: Sequence[dict[str, Any]], severity: Severity) -> Findi
 
 def _linked_text(pair: dict[str, Any]) -> str:
     # Cut, not rounded: a low rate never looks like the limit.
-    share = f"{100 * pair['n_linked'] // pair['n_linkable']} %"
+    share = f"{100 * pair['n_linked'] // pair['n_linkable']}%"
     text = f"rank {pair['rank']}: {pair['n_linked']:,} of {count_noun(pair['n_linkable'], 'operator')} found ({share})"
     if pair["n_outside"]:
         text += f", {pair['n_outside']:,} from before or after the profiler's steps"
@@ -278,7 +278,7 @@ def kernels_untied(trace: Trace) -> Iterator[Finding]:
         rule="kernels-untied",
         severity="warning",
         certainty="certain",
-        title=f"{ranks_phrase(ranks)}: {100 * n_untied / n_kernels:.0f} % of the kernels belong to no operator",
+        title=f"{ranks_phrase(ranks)}: {100 * n_untied / n_kernels:.0f}% of the kernels belong to no operator",
         ranks=ranks,
         evidence=Evidence(
             certain=(

@@ -55,7 +55,7 @@ def what_if(trace: Trace, selection: Selection) -> Table:
     Kinds: `all` is everything like its peers (its slowdown is S, the step divided by the step without slowness),
     `ranks` no rank slower than its peers, `balance` the work of all stages divided evenly; `rank`, `stage` and `type`
     are one of them, where types are forward, backward, optimizer, host, collectives or transfers. `worst-ranks` are the
-    slowest 3 % of ranks, at least one, and `last-stage` the last: their shares are M_W and M_S of ByteDance's what-if
+    slowest 3% of ranks, at least one, and `last-stage` the last: their shares are M_W and M_S of ByteDance's what-if
     study (OSDI 2025). slowdown is the reverse: everything like its peers except this, divided by everything like its
     peers. If `all` saves less than half a percent, there are no shares. Waits for ranks that were not traced stay as
     they were.
@@ -168,7 +168,7 @@ def _without_ranks(kind: str, what: str, rank: Array, slow: list[int]) -> Questi
 
 
 def _worst_ranks(rank: Array, answers: list[Answer]) -> Question:
-    """The slowest 3 % of ranks, by what each alone makes of an ideal step."""
+    """The slowest 3% of ranks, by what each alone makes of an ideal step."""
     slowest = sorted(answers, key=lambda answer: -answer.kept_ns)
     n_worst = _n_worst(len(np.unique(rank)))
     worst = sorted(answer.question.rank for answer in slowest[:n_worst])

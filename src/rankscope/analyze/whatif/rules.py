@@ -56,7 +56,7 @@ def stage_imbalance(trace: Trace) -> Iterator[Finding | Effect]:
         severity=_severity(share),
         certainty="likely",
         title=(
-            f"pipeline stage {slow.number} ({ranks_phrase(slow.ranks)}) computes {100 * longer:.0f} % longer than the "
+            f"pipeline stage {slow.number} ({ranks_phrase(slow.ranks)}) computes {100 * longer:.0f}% longer than the "
             "others: with even stages, "
             f"a step would take {format_duration(balanced)} instead of {format_duration(outcome.replayed_ns)}"
         ),
@@ -66,7 +66,7 @@ def stage_imbalance(trace: Trace) -> Iterator[Finding | Effect]:
                 f"stage {slow.number} computes {format_duration(slow.compute_ns)} per step, "
                 f"the other {'stage' if len(others) == 1 else f'{len(others)} (median)'} {format_duration(usual)}",
             ),
-            likely=(f"even stages would save {100 * share:.0f} % of the step: a replay with equal work shows it",),
+            likely=(f"even stages would save {100 * share:.0f}% of the step: a replay with equal work shows it",),
             comparison=_compare_stages(slow, others),
             cost_pct=100 * share,
             cost_ns=saved,
@@ -90,7 +90,7 @@ def job_slowed(trace: Trace) -> Iterator[Finding | Effect]:
 
     What it means: the recorded step was replayed with each rank's computation and host time replaced by the median of
     the ranks that have the same part of the model. The rest of the step stays as it was. The named ranks are those that
-    alone make such a step at least 3 % longer.
+    alone make such a step at least 3% longer.
 
     Why it happens: slower devices or hosts, data loading, garbage collection, longer sequences on some ranks: late-rank
     (S202) says which.
@@ -100,7 +100,7 @@ def job_slowed(trace: Trace) -> Iterator[Finding | Effect]:
 
     What could fool it: waits for ranks that were not traced stay as they were, so the real gain may be larger. Nothing
     is reported if more than half of the ranks are slow, or if the replay does not reproduce the recorded step to within
-    5 %.
+    5%.
     """
     outcome = _outcome(trace)
     if outcome is None:
@@ -126,7 +126,7 @@ def job_slowed(trace: Trace) -> Iterator[Finding | Effect]:
         ),
         ranks=ranks,
         evidence=Evidence(
-            notes=(f"the replay reproduces the recorded step to within {max(outcome.error_pct, 0.1):.1f} %",),
+            notes=(f"the replay reproduces the recorded step to within {max(outcome.error_pct, 0.1):.1f}%",),
             likely=(
                 *(f"rank {row['rank']} alone makes the step {row['slowdown']:.2f} times as long" for row in slow[:4]),
                 f"most of the time is lost in: {main['what']} ({format_duration(main['saved_ns'])} per step)",

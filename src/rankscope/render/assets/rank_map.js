@@ -152,7 +152,7 @@
       const heat = heatOf(value), most = time(map.longest - (N_HEATS - 1 - heat) * PER_DECADE);
       const [name, text] = isState
         ? [value, `${SIGNS[value]} ${map.meta.states[value]}`]
-        : value === NEVER ? ["never", tools.layer.value === "late" ? "not joined" : "not ended"] : [`heat-${heat}`, `up to ${most}`];
+        : value === NEVER ? ["never", tools.layer.value === "late" ? "not joined" : "not finished"] : [`heat-${heat}`, `up to ${most}`];
       if (!items.has(name)) items.set(name, make("span", text));
       items.get(name).style.setProperty("--fill", `var(--map-${name})`);
       tip.style.color = `var(--map-${name})`;
@@ -284,7 +284,7 @@
       [map.state[at] === NOT_JOINED ? "Last call" : "Call", pool.calls[callAt(cell)]?.slice(0, 3).join(" ")],
       ["State", map.meta.states[map.state[at]]],
       ["Late", late === NEVER ? "not joined" : late > 1 ? `by ${time(late)}` : late && "no"],
-      ["Took", took === NEVER ? "not ended" : took && time(took)],
+      ["Took", took === NEVER ? "not finished yet" : took && time(took)],
       ["First to join", begun && `${new Date(begun).toISOString().slice(0, 23).replace("T", " ")} UTC`],
     ].filter(([, text]) => text);
   }

@@ -67,7 +67,7 @@ def _intro(found: Sequence[Series]) -> str:
     said = f"{count_noun(len(found), 'metric')} from {count_noun(n_ranks, 'rank')}."
     if n_ranks > FEW_RANKS:
         said += (
-            " The line is the median rank; the bands are the middle 80 % and the full range. Outlier ranks have their"
+            " The line is the median rank; the bands are the middle 80% and the full range. Outlier ranks have their"
             " own lines."
         )
     if n_ranks > FEW_RANKS and any(series.n_joined > 1 for series in found):
@@ -161,7 +161,7 @@ def _many(series: Series) -> _Drawn:
     drawn += [
         Line(rank_label(series.ranks[place]), values[place], f"s{1 + number}") for number, place in enumerate(odd)
     ]
-    legend = [Key("key middle", "median rank"), Key("band-key", "10 to 90 % of the ranks, and full range")]
+    legend = [Key("key middle", "median rank"), Key("band-key", "10 to 90% of the ranks, and full range")]
     legend += [Key(f"key s{1 + number}", rank_label(series.ranks[place])) for number, place in enumerate(odd)]
     return _Drawn(drawn, (Band(low, high, "outer"), Band(tenth, ninetieth, "inner")), legend)
 

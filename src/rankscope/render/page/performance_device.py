@@ -47,7 +47,7 @@ def overlap_section(contents: Contents, marks: Marks) -> str:
                 Segment("computation", hidden, f"hidden behind computation: {unit.text(hidden)}"),
                 Segment("communication", exposed, f"exposed: {unit.text(exposed)}"),
             ],
-            f"{hidden / comm * 100:.0f} % hidden",
+            f"{hidden / comm * 100:.0f}% hidden",
             rank,
         )
         for rank, hidden, exposed, comm in found[:WORST]

@@ -15,7 +15,7 @@ from rankscope.render.page.contents import Contents
 # Stragglers
 
 _LEAST_PCT = 0.5  # of the step
-_NOBODY = f'<p class="faint">No rank costs its peers more than {_LEAST_PCT:g} % of a step.</p>'
+_NOBODY = f'<p class="faint">No rank costs its peers more than {_LEAST_PCT:g}% of a step.</p>'
 _STRAGGLERS = f"""
     SELECT rank, coalesce(cost_ns, 0) AS cost_ns, coalesce(cost_pct, 0), n_late_steps, n_steps, n_peers,
            coalesce(cause, ''), coalesce(n_last, 0), coalesce(caused, 0)
@@ -77,7 +77,7 @@ def straggler_section(contents: Contents, marks: Marks) -> str:
 def _straggler_bar(found: tuple[Any, ...], marks: Marks, cost: str) -> Bar:
     rank, cost_ns, percent, *_, cause, _, _ = found
     because = f" ({cause})" if cause else ""
-    said = f"rank {rank} costs its peers {cost} per step, {percent:.1f} % of the step{because}"
+    said = f"rank {rank} costs its peers {cost} per step, {percent:.1f}% of the step{because}"
     return Bar(marks.label(rank), [Segment("plain", cost_ns, said)], cost + because, rank)
 
 
@@ -237,10 +237,10 @@ def bubble_section(contents: Contents, marks: Marks) -> str:
         Bar(
             f"stage {stage}",
             [
-                Segment(kind, value, f"{said}: {unit.text(value)}", f"{value / step * 100:.0f} %")
+                Segment(kind, value, f"{said}: {unit.text(value)}", f"{value / step * 100:.0f}%")
                 for (kind, said), value in zip(_BUBBLE_PARTS, parts, strict=True)
             ],
-            f"{parts[1] / step * 100:.0f} % bubble",
+            f"{parts[1] / step * 100:.0f}% bubble",
         )
         for stage, _, step, *parts in found
         if step

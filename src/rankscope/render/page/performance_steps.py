@@ -203,9 +203,7 @@ def _part_columns(breakdown: Table) -> list[Array]:
 def _part_bar(label: str, parts: Array, unit: Unit, rank: int | None) -> Bar:
     whole = float(parts.sum()) or 1.0
     segments = [
-        Segment(
-            kind, value, f"{name}: {unit.text(value)} ({value / whole * 100:.1f} %)", f"{value / whole * 100:.0f} %"
-        )
+        Segment(kind, value, f"{name}: {unit.text(value)} ({value / whole * 100:.1f}%)", f"{value / whole * 100:.0f}%")
         for (kind, _, name), value in zip(_PARTS, parts.tolist(), strict=True)
     ]
     return Bar(label, segments, unit.text(whole), rank)

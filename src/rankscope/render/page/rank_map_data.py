@@ -26,10 +26,10 @@ STATES = (
     "mismatch: a different call than most",
 )
 NOTHING, DROPPED, DONE, OTHER_LINE, WAITING, ABORTED, FAILED, NO_DUMP, NOT_JOINED, MISMATCH = range(10)
-# A time is stored by its logarithm: a step is 10 %. The script knows both numbers.
+# A time is stored by its logarithm: a step is 10%. The script knows both numbers.
 STEPS_PER_DECADE = 24
 ON_TIME = 1
-NEVER = 255  # not joined, or not ended
+NEVER = 255  # not joined, or not finished
 COARSE_STEPS = 6  # 16 levels over four decades
 UNKNOWN_CALL = 65_535
 LAST_COLUMNS = 200

@@ -17,6 +17,7 @@ from rankscope.render.escape import cut_short
 from rankscope.render.html import text
 from rankscope.render.page.contents import Contents, View, absent, map_link
 from rankscope.render.page.wait_words import is_hang
+from rankscope.render.source import shown_path
 
 ANCHOR, TITLE = "stacks", "Stacks"
 ROOM = 0.05
@@ -147,13 +148,13 @@ class _Frames:
     def row(self, frame: int) -> dict[str, Any]:
         if frame not in self.rows:
             file, function = self.table.text("file")[frame], self.table.text("function")[frame]
-            place = Location(file, int(self.table.array("line")[frame]), function)
+            location = Location(file, int(self.table.array("line")[frame]), function)
             is_user = bool(self.table.array("is_user")[frame])
             is_wanted = is_user and self.options.shows_source
-            code = (source_line(place, self.options.base) or "").strip() if is_wanted else ""
+            code = (source_line(location, self.options.base) or "").strip() if is_wanted else ""
             self.rows[frame] = {
-                "file": file,
-                "line": place.line,
+                "file": shown_path(file, self.options.base),
+                "line": location.line,
                 "function": function,
                 "code": code,
                 "is_user": is_user,
