@@ -42,7 +42,7 @@ LINKING = (
     Behavior(
         there="collect both at once, so that the traces align in timing and events: every operator is in both",
         commands=("rankscope link pairs",),
-        shows=r"^\s+0\s+\d+\s+100 %\s+id",
+        shows=r"^\s+0\s+\d+\s+100%\s+id",
     ),
     Behavior(
         there="a warning if the two were not collected together, or one is missing",
