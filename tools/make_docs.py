@@ -101,14 +101,15 @@ def accuracy_in_short() -> str:
     page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
     [faulty] = (re.findall(r"\d+", line) for line in page.splitlines() if line.startswith("| **all** |"))
     [silent_rows] = (re.findall(r"(\d+)/(\d+)", line) for line in page.splitlines() if line.startswith("| healthy |"))
-    cases, right, among, only_rank, wrong, silent, certain_but_wrong, _ = map(int, faulty)
+    cases, right, among, only_rank, wrong, unchecked, silent, certain_but_wrong, _ = map(int, faulty)
     n_quiet, n_healthy = (sum(int(cell[place]) for cell in silent_rows) for place in (0, 1))
     return f"""\
 - **The verdicts are measured.** In {cases:,} simulated jobs with a fault, under {len(silent_rows)} conditions
   (damaged, stale or mixed dumps, short rings, groups created again), the first finding has the right fault and
   exactly the right ranks in {right:,}, the culprit together with its peers in {among}, the right ranks for another
-  fault in {only_rank}. It is wrong in {wrong}, and {silent} stayed unnoticed. Wrong findings that were called
-  certain: {certain_but_wrong}. {n_healthy} healthy jobs gave {n_healthy - n_quiet} false alarms:
+  fault in {only_rank}. It is wrong in {wrong}, {unchecked} are listed as not checked with the ring size to use,
+  and {silent} stayed unnoticed. Wrong findings that were called certain: {certain_but_wrong}.
+  {n_healthy} healthy jobs gave {n_healthy - n_quiet} false alarms:
   [docs/accuracy.md](docs/accuracy.md)."""
 
 

@@ -12,8 +12,6 @@ from rankscope import pipeline
 from rankscope.model.finding import Report
 
 FIRST_SEED = 1_000
-# What a rank that leaves out five calls and more is blamed for is only measured yet: docs/accuracy.md says how often.
-TESTED = tuple(kind for kind in KINDS if kind != "many")
 
 
 def judged(name: str, seed: int, folder: Path) -> tuple[Expected, Report] | None:
@@ -22,7 +20,7 @@ def judged(name: str, seed: int, folder: Path) -> tuple[Expected, Report] | None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TESTED)
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_innocent_is_accused_for_certain(kind: str, tmp_path: Path) -> None:
     """One job for each condition. How often verdicts are right is measured by `make accuracy` on many more."""
     wrong: list[str] = []
@@ -44,12 +42,41 @@ def test_every_condition_has_a_healthy_twin() -> None:
     assert {row.condition.name for row in rows.values() if row.kind.name == HEALTHY} == {*CONDITIONS} - {"yesterday"}
 
 
-@pytest.mark.parametrize("seed", [70001, 70003])
+@pytest.mark.parametrize("seed", [70001, 70003, 90003])
 def test_a_rank_dumped_before_its_first_call_of_a_group_is_not_stuck(seed: int, tmp_path: Path) -> None:
     """Defect: a healthy job, dumped rank after rank, got a certain error about the rank that was dumped first."""
     case = judged("healthy/in turn", seed, tmp_path)
     assert case is not None
     assert not outcome(*case)["alarm"]
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "what"),
+    [
+        (
+            "skip/damaged",
+            80003,
+            "an abort completes the counters of a rank whose dump is cut: it may wait",
+        ),
+        ("skip/drawn", 90001, "a call that comes seldom, reached too early, is no op-mismatch for certain"),
+        ("p2p/batched", 91000, "a transfer left out shifts all later ones: no deadlock by order for certain"),
+    ],
+)
+def test_what_was_called_certain_and_was_wrong(name: str, seed: int, what: str, tmp_path: Path) -> None:
+    case = judged(name, seed, tmp_path)
+    assert case is not None
+    assert not outcome(*case)["certain"], what
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("repeat/jobs", 91003), ("skip/stale", 90004), ("three/clean", 90004), ("stall/batched", 90004)],
+)
+def test_what_was_blamed_on_another_cause(name: str, seed: int, tmp_path: Path) -> None:
+    """A call made twice, a bystander's stale file, a skip beside other faults, and ranks of another stage."""
+    case = judged(name, seed, tmp_path)
+    assert case is not None
+    assert outcome(*case)["right"], told(case[1])
 
 
 def test_what_is_counted(tmp_path: Path) -> None:

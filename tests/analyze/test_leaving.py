@@ -21,8 +21,9 @@ def judged(*odd: str, n_ranks: int = 4, n_steps: int = 6) -> Finding:
 
 def test_a_rank_at_the_barrier_after_the_loop_has_left_it_early() -> None:
     cause = judged("dp:1 barrier @/job/train.py:90")
-    assert (cause.rule, cause.ranks, cause.certainty) == ("op-mismatch", (2,), "certain")
+    assert (cause.rule, cause.ranks, cause.certainty) == ("op-mismatch", (2,), "likely")  # or it skipped a call
     assert cause.evidence.likely == (
+        "rank 2 is the outlier: the other members of the group agree with each other",
         "rank 2 has left the training loop early, with fewer batches than the others: barrier in step (train.py:90) "
         "comes after the loop and was never called before; the usual next call is all_reduce in step (train.py:40)",
     )

@@ -234,7 +234,7 @@ def _overtaken(shared: _SharedCalls, n_failed: int) -> dict[int, LeftOut]:
     np.maximum.at(ended, (shared.group[rows], shared.dump[rows]), last[shared.dump[rows]])
     reasons: dict[int, LeftOut] = {}
     for group in np.flatnonzero(proven.max(axis=1, initial=MISSING) > MISSING).tolist():
-        # A member without any call of the group: its ring reaches further back, so it has not made one yet.
+        # A member without any call of the group: its ring reaches further back, or is empty, so it has made none yet.
         has_none = (newest[group] == MISSING) & shared.is_member[group]
         has_none &= first < ended[group].max()
         behind = ((newest[group] != MISSING) | has_none) & (newest[group] < proven[group].max())

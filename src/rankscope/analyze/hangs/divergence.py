@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 
 from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.evidence import comes_later
 from rankscope.analyze.hangs.matching import segment_starts
 from rankscope.analyze.hangs.programs import Departure, Programs, programs_of
 from rankscope.analyze.hangs.view import JobView
-from rankscope.model.tables import Array, Trace
+from rankscope.model.tables import MISSING, Array, Trace
 
 Kind = Literal["op", "size", "dtype", "skip", "extra"]
 Basis = Literal["majority", "siblings", "history", "tie", "totals"]
@@ -119,7 +120,7 @@ def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], i
     departure = _departure(view, programs, odd[0]) or programs.explain(odd[0], [*normal, *outside])
     # Calls swapped between groups keep their order within each group: no divergence of this one.
     if departure is not None and (
-        departure.shift.kind == "swapped" or (is_mismatch and _is_made_wrong(view, programs, odd, normal[0]))
+        departure.shift.kind == "swapped" or (is_mismatch and _is_made_wrong(view, programs, odd, normal[0], departure))
     ):
         departure = None
     if departure is None and not is_mismatch:
@@ -156,30 +157,41 @@ def _judge(view: JobView, programs: Programs, group: int, rows: Sequence[int], i
     )
 
 
-def _is_made_elsewhere(programs: Programs, odd: Sequence[int]) -> bool:
-    """Whether any rank makes the first odd call at another place too."""
-    code = programs.token[odd[0]]
-    return int((programs.token == code).sum()) > int((programs.token[odd] == code).sum())
+def _is_made_elsewhere(programs: Programs, odd: Sequence[int], normal: int) -> bool:
+    """Whether any rank makes the first odd call at another place too, in agreement with its peers there.
+
+    A call that its own peers do not match shows no part of the program: the same mistake may be made in several groups.
+    Another line than the peers' is enough to know the call; on the same line only its sizes and types are.
+    """
+    view = programs.view
+    point, token, op = view.signatures.point, programs.token, view.signatures.op
+    is_same = token == token[odd[0]]
+    if point[odd[0]] != point[normal]:
+        is_same |= (point == point[odd[0]]) & (op == op[odd[0]])
+    same = np.flatnonzero(is_same & (view.match != MISSING))
+    n_signatures = view.trace.table("matches").array("n_signatures")[view.match[same]]
+    return bool((~np.isin(same, odd) & (n_signatures == 1)).any())
 
 
-def _is_made_wrong(view: JobView, programs: Programs, odd: Sequence[int], normal: int) -> bool:
-    """The peers' line made the call, with a size or type that no rank passes anywhere else: nothing was left out."""
+def _is_made_wrong(view: JobView, programs: Programs, odd: Sequence[int], normal: int, departure: Departure) -> bool:
+    """The rank went its usual way up to a call that is no part of the program anywhere else: nothing was left out."""
     signatures = view.signatures
     is_same = all(codes[odd[0]] == codes[normal] for codes in (signatures.point, signatures.op))
-    return is_same and not _is_made_elsewhere(programs, odd)
+    return (is_same or departure.row == odd[0]) and not _is_made_elsewhere(programs, odd, normal)
 
 
 def _may_be_skip(view: JobView, programs: Programs, odd: Sequence[int], normal: int) -> bool:
     """Whether the odd call may be a later one of the program, before which the rank left some out.
 
-    This is possible if the odd call is made elsewhere too; if the rank's previous call was the one its peers make now,
-    so that it may have left out a repetition; and if it has made no call before, so that nothing shows where it is.
+    This is possible if the odd call is made elsewhere too; if its line comes after that of its peers; if the rank's
+    previous call was the one its peers make now, so that it may have left out a repetition; and if it has made no call
+    before, so that nothing shows where it is.
     """
-    if view.signatures.point[odd[0]] == view.signatures.point[normal] and not _is_made_elsewhere(programs, odd):
+    if view.signatures.point[odd[0]] == view.signatures.point[normal] and not _is_made_elsewhere(programs, odd, normal):
         return False
     before = programs.token[programs.preceding(odd[0], limit=1)]
     is_repetition = not len(before) or bool(before[-1] == programs.token[normal])
-    return is_repetition or _is_made_elsewhere(programs, odd)
+    return is_repetition or _is_made_elsewhere(programs, odd, normal) or comes_later(view, odd[0], normal)
 
 
 def _departure(view: JobView, programs: Programs, row: int) -> Departure | None:

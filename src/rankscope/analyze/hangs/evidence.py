@@ -74,6 +74,15 @@ def site_text(view: JobView, row: int) -> str:
     return place_text(location) if location else ""
 
 
+def comes_later(view: JobView, row: int, other: int) -> bool:
+    """True if the stacks of the two calls split in one function, and the first one is at a later line of it."""
+    stacks = (reversed(user_frames(view, each)[0]) for each in (row, other))
+    for mine, theirs in zip(*stacks, strict=False):
+        if mine != theirs:
+            return (mine.file, mine.function) == (theirs.file, theirs.function) and mine.line > theirs.line
+    return False
+
+
 def place_text(location: Location) -> str:
     line = f":{location.line}" if location.line else ""  # a library without symbols has none
     return f"{location.function} ({location.file.rsplit('/', 1)[-1]}{line})"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rankscope.analyze.hangs.cause import Cause
-from rankscope.analyze.hangs.evidence import call_text, site_text, user_frames
+from rankscope.analyze.hangs.evidence import call_text, comes_later, site_text, user_frames
 from rankscope.analyze.hangs.programs import Programs, programs_of
 from rankscope.analyze.hangs.view import JobView
-from rankscope.model.finding import Location, ranks_phrase
+from rankscope.model.finding import ranks_phrase
 
 _MAX_COMPARED = 64  # calls of its past, each from another point of the program, that the rank's call must come after
 HELP = "give all ranks the same number of batches (drop_last, a sampler that pads), or end the loop on all together"
@@ -47,20 +47,6 @@ def _used_to_go_on(programs: Programs, row: int, peer: int) -> bool:
 
 
 def _comes_after_the_loop(view: JobView, programs: Programs, row: int) -> bool:
-    frames_of_row = _outermost_first(view, row)
     points = {int(view.signatures.point[other]): other for other in programs.preceding(row, _MAX_COMPARED).tolist()}
-    others = [frames for other in points.values() if (frames := _outermost_first(view, other))]
-    return bool(others) and all(_is_later(frames_of_row, frames) for frames in others)
-
-
-def _outermost_first(view: JobView, row: int) -> list[Location]:
-    return list(user_frames(view, row)[0])[::-1]
-
-
-def _is_later(stack: list[Location], other: list[Location]) -> bool:
-    """True if the two stacks split in one function, and the first one is at a later line of it."""
-    for mine, theirs in zip(stack, other, strict=False):
-        if mine != theirs:
-            is_same = (mine.file, mine.function) == (theirs.file, theirs.function)
-            return is_same and mine.line > theirs.line
-    return False
+    others = [other for other in points.values() if user_frames(view, other)[0]]
+    return bool(others) and all(comes_later(view, row, other) for other in others)

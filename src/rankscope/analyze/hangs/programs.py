@@ -181,9 +181,7 @@ class Programs:
         explained = [(found, shift) for found, shift in shifts if shift is not None]
         if not explained:
             return None
-        best, shift = max(
-            explained, key=lambda pair: (pair[1].n_agreeing, pair[1].kind == "replaced", -pair[1].n_calls)
-        )
+        best, shift = max(explained, key=lambda pair: (pair[1].n_explained, pair[1].kind == "replaced", -pair[1].cost))
         return None if shift.kind == "replaced" else Departure(row, best, shift)
 
     def precedents(self, row: int) -> list[int]:
@@ -351,7 +349,7 @@ class Programs:
         # Almost a whole step left out is the same as a few calls made again; more than one is not left out in one go.
         n_again = expected.period - shift.n_calls
         if 0 < n_again < shift.n_calls and n_again <= shift.n_agreeing:
-            return Shift("repeated", n_again, shift.n_agreeing - n_again)
+            return Shift("repeated", n_again, shift.n_agreeing - n_again, n_again)
         return shift if n_again >= 0 else None
 
     def _common_start(self, mine: Array, theirs: Array) -> tuple[int, int] | None:

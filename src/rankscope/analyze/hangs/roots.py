@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rankscope.analyze.hangs.cause import Cause
+from rankscope.analyze.hangs.dump_files import ranks_stale
 from rankscope.analyze.hangs.view import JobView
 from rankscope.model.tables import MISSING
 
@@ -18,19 +19,24 @@ def roots_first(view: JobView, causes: Sequence[Cause]) -> list[Cause]:
     roots: list[Cause] = []
     effects: list[Cause] = []
     for cause in causes:
-        if roots and (_follows(cause, roots) or not _is_conclusive(view, cause)):
+        if roots and (_follows(view, cause, roots) or not _is_conclusive(view, cause)):
             effects.append(replace(cause, is_effect=True))
         else:
             roots.append(cause)
     return [*sorted(roots, key=lambda cause: -len(cause.blocked)), *effects]
 
 
-def _follows(cause: Cause, roots: Sequence[Cause]) -> bool:
+def _follows(view: JobView, cause: Cause, roots: Sequence[Cause]) -> bool:
     """True if the cause's ranks wait for those of the roots, which explain all of it."""
     explained = set().union(*(root.blocked | set(root.ranks) for root in roots))
     if cause.rule == "rank-lost":
         # Nothing is known of such a rank; where all that wait for it also wait for others, it need not be a cause.
-        return cause.blocked <= explained
+        # One that left a dump of another time may wait like the others: that calls differ is the better reason.
+        is_stale = set(cause.ranks) <= ranks_stale(view.trace)
+        return cause.blocked <= explained or (is_stale and any(root.divergence is not None for root in roots))
+    if cause.divergence is not None:
+        # No wait makes a rank call something else; but a rank that is out of step is so in all its groups.
+        return any(set(root.ranks) & set(view.members[cause.group]) for root in roots)
     if set(cause.ranks) <= explained:
         return True
     # In a group that is out of step, ranks stay away from calls that only the culprit makes.

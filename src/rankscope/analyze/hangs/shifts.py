@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.model.tables import Array
 
 _SMALL = 4  # calls left out or added that a single call after them may show
+_LONGEST = {"skipped": 64, "repeated": 8}  # calls left out or added that fewer calls after them may show
 ALL = 1 << 30
 
 
@@ -21,6 +22,17 @@ class Shift:
     kind: Literal["skipped", "repeated", "swapped", "replaced"]
     n_calls: int
     n_agreeing: int  # calls after it that match the reference when shifted
+    n_again: int = field(default=0, compare=False)  # calls made once more that are those right before
+
+    @property
+    def n_explained(self) -> int:
+        """How many of the rank's calls it explains: a call right after itself needs no other reason."""
+        return self.n_agreeing + self.n_again
+
+    @property
+    def cost(self) -> int:
+        """How much has to be assumed: calls are left out more often than made once more."""
+        return 2 * self.n_calls if self.kind == "repeated" else self.n_calls
 
 
 def explain_shift(
@@ -39,12 +51,15 @@ def explain_shift(
     if n_after:
         return Shift("replaced", 1, n_after)
     found = [*_shifts("skipped", actual, expected, n_enough), *_shifts("repeated", expected, actual, n_enough)]
-    best = max(found, key=lambda shift: (shift.n_agreeing, -shift.n_calls, shift.kind == "skipped"), default=None)
-    if best is not None:
-        return best
-    if previous is not None and actual and actual[0] == previous:
-        return Shift("repeated", 1, 0)
-    return None
+    is_again = previous is not None and bool(actual) and actual[0] == previous
+    found = [
+        replace(shift, n_again=int(is_again and (shift.kind, shift.n_calls) == ("repeated", 1))) for shift in found
+    ]
+    best = max(found, key=lambda shift: (shift.n_explained, -shift.cost, shift.kind == "skipped"), default=None)
+    # One call, found again only far away, is more likely the one before it once more.
+    if is_again and (best is None or (best.n_agreeing == 1 and best.n_calls > _SMALL)):
+        return Shift("repeated", 1, 0, n_again=1)
+    return best
 
 
 def _shifts(
@@ -57,7 +72,8 @@ def _shifts(
             continue
         # Far away a single call is found by chance, unless it is all that the rank has made since.
         is_all = kind == "skipped" and n_equal == len(shorter)
-        if n_calls <= _SMALL or n_equal > 1 or is_all:
+        is_credible = n_calls <= max(n_equal, _LONGEST[kind])
+        if n_calls <= _SMALL or (is_credible and (n_equal > 1 or is_all)):
             yield Shift(kind, n_calls, n_equal)
 
 

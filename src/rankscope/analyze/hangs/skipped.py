@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import structs
+
 from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import call_text, group_ref, group_text, location_of, site_text, stack_groups
-from rankscope.analyze.hangs.programs import Reference
+from rankscope.analyze.hangs.programs import Departure, Reference
 from rankscope.analyze.hangs.shifts import Shift
 from rankscope.analyze.hangs.sides import Sides, ranks_of, sides_of
 from rankscope.analyze.hangs.view import JobView
@@ -53,7 +55,15 @@ def _describe(view: JobView, cause: Cause) -> Finding:
         stacks=(*stack_groups(view, [cause.culprit_row], "culprit"), *stack_groups(view, peers, "peers")),
         facts=_facts(view, shift, wrong_row, hang_row),
     )
-    return make_finding(view, cause, _title(view, cause, shift, wrong_row), evidence, _HELP)
+    finding = make_finding(view, cause, _title(view, cause, shift, wrong_row), evidence, _HELP)
+    if shift.kind != "skipped":
+        return finding
+    # The line that was skipped, as the peers made it, and the one with which the culprit continued.
+    return structs.replace(
+        finding,
+        location=location_of(view, _departure_of(cause).row),
+        peer_location=location_of(view, wrong_row),
+    )
 
 
 def _position(view: JobView, cause: Cause, sides: Sides) -> tuple[str, ...]:
@@ -119,12 +129,17 @@ def _full_call(view: JobView, row: int) -> str:
 
 def _shift_of(cause: Cause) -> tuple[Shift, Reference | None, int]:
     """How the rank is shifted, and the call that was skipped or extra."""
-    departure = cause.departure or (cause.divergence.departure if cause.divergence is not None else None)
-    assert departure is not None
+    departure = _departure_of(cause)
     shift, reference = departure.shift, departure.expected
     if shift.kind == "repeated" or reference is None:
         return shift, reference, departure.row
     return shift, reference, reference.rows[0]
+
+
+def _departure_of(cause: Cause) -> Departure:
+    departure = cause.departure or (cause.divergence.departure if cause.divergence is not None else None)
+    assert departure is not None
+    return departure
 
 
 def _hang_row(view: JobView, cause: Cause) -> int:

@@ -126,7 +126,7 @@ def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycl
         ranks=odd,
         group=int(view.group[culprit]),
         seq=int(view.seq[culprit]),
-        certainty="certain" if len(odd) == len(cycle.ranks) and _is_order_alone(view, cycle) else "likely",
+        certainty="certain" if len(odd) == len(cycle.ranks) and _is_order_alone(cycle) else "likely",
         time_ns=first_join(view, call),
         match=graph.call_of_rank[odd[0]][0],
         culprit_row=culprit,
@@ -170,9 +170,9 @@ def _passed_by(view: JobView, cycle: Cycle) -> Cause | None:
     )
 
 
-def _is_order_alone(view: JobView, cycle: Cycle) -> bool:
-    """False where a transfer lacks its other half, which may come later, or may have been left out."""
-    return not any(call.is_p2p and "absent" in call.held_up_by.values() for call in cycle.calls)
+def _is_order_alone(cycle: Cycle) -> bool:
+    """False where a transfer lacks its other half, or has others before it: one left out shifts all later ones."""
+    return not any(call.is_p2p and (call.seq > 1 or "absent" in call.held_up_by.values()) for call in cycle.calls)
 
 
 def _suspects(call: WaitingCall) -> list[int]:

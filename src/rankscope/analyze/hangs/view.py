@@ -163,13 +163,21 @@ class JobView:
         return frozenset(status.array("rank")[is_open].tolist())
 
     def is_idle(self, rank: int) -> bool:
-        """True when the rank certainly waits in no call; a cut dump has lost the newest ones, but not the counters."""
+        """True when the rank certainly waits in no call; a cut dump has lost the newest ones, but not the counters.
+
+        An abort completes what waits: where there was one, such counters do not show who waited.
+        """
         if rank in self.first_waiting:
             return False
         has_counters = bool((self.trace.table("group_status").array("rank") == rank).any())
         # The counters are of collectives: a rank that makes transfers may wait in one that was cut off.
         has_transfers = bool(self.is_p2p[self.rows_of(rank)].any())
-        return rank not in self.cut or (has_counters and not has_transfers and rank not in self._busy)
+        is_counted = has_counters and not has_transfers and not self._has_aborted and rank not in self._busy
+        return rank not in self.cut or is_counted
+
+    @cached_property
+    def _has_aborted(self) -> bool:
+        return bool(self.calls.text("status").equals("aborted").any())
 
     @cached_property
     def match_rows(self) -> tuple[Array, Array]:
