@@ -24,13 +24,13 @@ def run(folder: Path, kinds: str, fault: str = "none", culprit: int = -1) -> int
     return run_job(JOB, folder, ["--fault", fault, "--culprit", str(culprit)], {"KINDS": kinds}, IMPORTED)
 
 
-def run_collected(scratch: Path, kinds: str, fault: str = "none", culprit: int = -1) -> Path:
+def run_collected(scratch: Path, kinds: str, fault: str = "none", culprit: int = -1, desync: bool = True) -> Path:
     """Under the collector, which records the transfers that gloo's own recorder leaves out."""
     traces, master_port = scratch / "traces", free_port()
     settings = Settings(
         folder=str(traces),
         stall_seconds=2.0,
-        desync=True,
+        desync=desync,
         kineto=False,
         execution_trace=False,
         metrics=False,
@@ -46,7 +46,7 @@ def run_collected(scratch: Path, kinds: str, fault: str = "none", culprit: int =
 
 
 def test_groups_made_again_uneven_sizes_and_several_roles_are_in_order(tmp_path: Path) -> None:
-    assert run(tmp_path, "generations uneven groups") == 0
+    assert run(tmp_path, "generations uneven groups arguments") == 0
     diagnosis = diagnose(tmp_path)
     assert (diagnosis.exit_code, diagnosis.report["findings"]) == (0, [])
 
@@ -93,6 +93,35 @@ def test_groups_made_in_another_order_on_one_rank(tmp_path: Path) -> None:
         error["title"] == 'rank 2 created the process groups in a different order: "dp" is group 2 there, not group 1'
     )
     assert error["location"] == code_site(JOB, "groups_in_order", 'group=groups["dp"]')
+
+
+def test_a_broadcast_from_another_root_is_not_blamed_on_the_network_alone(tmp_path: Path) -> None:
+    """Defect: "all 4 ranks joined broadcast, but it does not complete", where two had moved on: a device, certainly."""
+    run(tmp_path, "arguments", "other-root", 1)
+    (error,) = diagnose(tmp_path).errors
+    assert (error["rule"], error["certainty"]) == ("collective-stalled", "likely")
+    assert 1 in error["ranks"]
+    assert "passed a different src or dst" in error["evidence"]["likely"][0]
+    assert error["help"].startswith("print the src or dst that each rank passes here")
+    assert error["location"] == code_site(JOB, "arguments", "dist.broadcast")
+
+
+def test_a_rank_that_passes_the_wrong_group_is_told_from_its_victim(tmp_path: Path) -> None:
+    """Defect: both were named for certain, and the table said that all came from the same line."""
+    run(tmp_path, "arguments", "other-group", 3)
+    (error,) = diagnose(tmp_path).errors
+    assert (error["rule"], error["ranks"], error["certainty"]) == ("order-deadlock", [3], "likely")
+    assert error["location"] == code_site(JOB, "arguments", "dist.all_reduce(torch.ones(16))")
+
+
+def test_a_transfer_that_the_recorder_does_not_show_is_seen_in_the_stacks(tmp_path: Path) -> None:
+    """Defect: ranks in send and recv "are not waiting in another call", for certain."""
+    (error,) = diagnose(run_collected(tmp_path, "arguments", "other-tag", 1, desync=False)).errors
+    assert (error["rule"], error["ranks"]) == ("rank-stuck", [0, 1])
+    certain = " ".join(error["evidence"]["certain"])
+    assert "inside send (distributed_c10d.py" in certain
+    assert "inside recv (distributed_c10d.py" in certain
+    assert "are not waiting in another one that was recorded" in certain
 
 
 def test_pipelines_are_in_order(tmp_path: Path) -> None:

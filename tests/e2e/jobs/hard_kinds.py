@@ -68,6 +68,24 @@ def groups_in_order(box: BlackBox, fault: Fault) -> None:
         box.progress()
 
 
+def arguments(box: BlackBox, fault: Fault) -> None:
+    """Calls whose arguments the recorder does not keep: the root of a broadcast, the tag of a transfer; and a group."""
+    rank = dist.get_rank()
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    for step in range(STEPS):
+        dist.broadcast(torch.ones(8), src=1 if fault.strikes("other-root", step) else 0)
+        if rank == 0:
+            dist.send(torch.ones(4), 1, tag=step)
+        elif rank == 1:
+            dist.recv(torch.ones(4), 0, tag=step + 99 * fault.strikes("other-tag", step))
+        if fault.strikes("other-group", step):
+            dist.all_reduce(torch.ones(16))
+        else:
+            dist.all_reduce(torch.ones(16), group=pairs[rank // 2])
+        dist.all_reduce(torch.ones(16))
+        box.progress()
+
+
 class Layer(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -114,6 +132,7 @@ KINDS = {
     "generations": generations,
     "uneven": uneven,
     "groups": groups_in_order,
+    "arguments": arguments,
     "gpipe": pipeline("ScheduleGPipe"),
     "1f1b": pipeline("Schedule1F1B"),
     "interleaved": pipeline("ScheduleInterleaved1F1B", 2),

@@ -8,6 +8,9 @@ from rankscope.analyze.hangs.cause import Cause, first_join
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import WaitGraph, WaitingCall
 
+# Ops that some ranks may leave before others have come. Which rank is the root is not recorded.
+ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
+
 
 def from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Iterator[Cause]:
     """All members have joined, their calls fit, and still it does not end: the device or the network."""
@@ -56,10 +59,15 @@ def _not_completed(view: JobView, call: WaitingCall) -> set[int]:
 
 
 def completed_by(view: JobView, match: int) -> tuple[int, ...]:
-    """The ranks whose own records say that they completed the call; one that is only `retired` may have failed."""
+    """The ranks whose own records say that they completed the call.
+
+    One that is only `retired` may have failed. But a rank that made another call after a rooted one has left it.
+    """
     rows = view.rows_of_match(match)
-    own = view.is_done[rows] & view.calls.text("state").equals("completed")[rows]
-    return tuple(sorted(view.rank[rows[own]].tolist()))
+    has_completed = view.calls.text("state").equals("completed")[rows]
+    if len(rows) and view.calls.text("op")[int(rows[0])] in ROOTED:
+        has_completed |= [int(view.rows_of(int(view.rank[row]))[-1]) != row for row in rows.tolist()]
+    return tuple(sorted(view.rank[rows[view.is_done[rows] & has_completed]].tolist()))
 
 
 def _uneven_rule(view: JobView, call: WaitingCall) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import call_text, group_text, side_label, site_text, stack_groups
@@ -52,7 +53,7 @@ def _describe_cycle(view: JobView, cause: Cause) -> Finding:
         )
         its = "its" if len(cause.ranks) == 1 else "their"
         order = f"made these calls in a different order than the others, or than in {its} earlier steps"
-        likely = (f"{ranks_phrase(cause.ranks)} {order}",)
+        likely = (f"{ranks_phrase(cause.ranks)} {order}; or passed the wrong group",)
     evidence = make_evidence(
         view,
         cause,
@@ -75,9 +76,19 @@ def _compare_cycle(view: JobView, cycle: Cycle) -> Comparison:
     for call in cycle.calls[:_MAX_SIDES]:
         row = view.first_waiting[call.waiting[0]]
         waits_for = ranks_phrase(tuple(call.held_up_by))
-        cells = (group_text(view, call.group), call_text(view, row), site_text(view, row) or "-", waits_for)
+        cells = (group_text(view, call.group), call_text(view, row), _sites(view, call.waiting), waits_for)
         sides.append(Side(side_label(call.waiting), call.waiting, cells))
     return Comparison("", ("group", "waits in", "at", "for"), tuple(sides))
+
+
+def _sites(view: JobView, ranks: Sequence[int]) -> str:
+    """`forward (model.py:42)`; where ranks came from several lines, the ranks of each."""
+    by_site: dict[str, list[int]] = defaultdict(list)
+    for rank in ranks:
+        by_site[site_text(view, view.first_waiting[rank]) or "-"].append(rank)
+    if len(by_site) == 1:
+        return next(iter(by_site))
+    return ", ".join(f"{site} on {ranks_phrase(members)}" for site, members in by_site.items())
 
 
 @rule("H108", "p2p-unmatched", needs=NEEDS)

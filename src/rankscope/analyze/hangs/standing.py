@@ -22,6 +22,7 @@ _SHORTEST_STAY_NS = 10**9  # two looks at a thread within a moment show the same
 _IN_COLLECTIVE = re.compile(r"(^|/)torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
 # The collector writes an exception that ends a rank as its type and text; an interrupt is the user's, not the cause.
 _RAISED = re.compile(r"(?!KeyboardInterrupt\b|SIG)[A-Za-z_][\w.]*(: |$)|Fatal Python error: ")
+_GAVE_UP = re.compile(r"(?i)tim(ed|e) ?-?out|(closed|reset) by peer")  # what ends a call that others did not answer
 _MAX_PLACES = 4
 # Verdicts whose culprits' own calls do not show where they are now.
 _ASKS_WHERE = frozenset(("rank-stuck", "rank-lost", "collective-stalled"))
@@ -147,7 +148,10 @@ def _placed(trace: Trace, standing: Standing, finding: Finding) -> Finding:
     likely = f"rank {standing.rank} is stuck or busy there"
     advice = f"find out why rank {standing.rank} does not leave {standing_text(trace, standing)}"
     title = finding.title
-    if _RAISED.match(standing.reason):
+    if _GAVE_UP.search(standing.reason) and is_in_collective(trace, standing):
+        likely = f"rank {standing.rank} gave up there, in a call that its recorder does not show: {standing.reason}"
+        advice = f"find out which rank should answer {standing_text(trace, standing)}: peer, tag and size must agree"
+    elif _RAISED.match(standing.reason):
         title = title.replace(f"rank {standing.rank} ", f"rank {standing.rank} raised {standing.reason}; it ", 1)
         likely = f"rank {standing.rank} ended there: {standing.reason}"
         advice = f"fix the exception on rank {standing.rank} in {standing_text(trace, standing)}"

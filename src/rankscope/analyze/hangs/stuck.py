@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rankscope.analyze.hangs.cause import Cause
+from rankscope.analyze.hangs.complete import ROOTED
 from rankscope.analyze.hangs.dump_files import ranks_stale
 from rankscope.analyze.hangs.evidence import call_text, group_text, site_text, stack_groups
 from rankscope.analyze.hangs.lost_ranks import went_together
@@ -151,7 +152,7 @@ def _describe_stuck(view: JobView, cause: Cause) -> Finding:
         view,
         cause,
         len(peers),
-        certain=(absent if is_blind else f"{absent}, and {is_not} waiting in another one", last),
+        certain=(absent if is_blind else f"{absent}, and {is_not} waiting in another one that was recorded", last),
         likely=(f"{they} stuck or busy in Python or on the device{after}, or {has(n_culprits)} left the loop",),
         notes=_host_note(view, cause.ranks),
         comparison=None if view.is_p2p[cause.peer_row] else compare_with(view, cause, peers),
@@ -185,8 +186,9 @@ def _host_note(view: JobView, ranks: tuple[int, ...]) -> tuple[str, ...]:
 def collective_stalled(trace: Trace) -> Iterator[Finding | Effect]:
     """All members joined a collective with matching calls, but it does not complete on all of them.
 
-    What it means: the program is correct. The fault is on a device, in the network, or in a kernel that runs before
-    the collective on the same stream. If the call completed on some ranks, the ranks where it did not are named.
+    What it means: what the dumps show of the program is correct. The fault is on a device, in the network, in a kernel
+    that runs before the collective on the same stream, or in an argument that is not recorded. If the call completed on
+    some ranks, the ranks where it did not are named.
 
     Why it happens: a broken link or adapter, a hung GPU, a firewall or routing change, a mismatch that the recorder
     does not see (reduce operation, root rank, split sizes), a kernel on the stream that never finishes.
@@ -208,6 +210,9 @@ def _describe_stalled(view: JobView, cause: Cause) -> Finding:
     title = f"{_all_of(view, cause, members)} joined {call}, but it does not complete"
     certain = "every member made the call with the same operation, sizes and type"
     likely = "the fault is on a device or in the network between these ranks, not in the program"
+    is_rooted = view.calls.text("op")[cause.culprit_row] in ROOTED
+    if is_rooted:
+        likely = "ranks passed different src or dst ranks, or the fault is on a device or in the network"
     if len(members) == 1:
         certain = "the dumps list no other member of the group"
         likely = "the device hangs, or the other ranks know this group under a different number"
@@ -231,14 +236,22 @@ def _describe_stalled(view: JobView, cause: Cause) -> Finding:
         stacks=stack_groups(view, view.rows_of_match(cause.match).tolist(), "waiting"),
         facts={"members": format_ranks(list(members))},
     )
-    advice = (
+    advice = _advice_on_stall(view, cause)
+    if is_rooted:
+        advice = f"print the src or dst that each rank passes here: all must pass the same. If they do, {advice}"
+    return make_finding(view, cause, title, evidence, advice)
+
+
+def _advice_on_stall(view: JobView, cause: Cause) -> str:
+    if view.calls.text("backend")[cause.culprit_row] == "gloo":  # no device takes part
+        return "check the network between these hosts: interface (GLOO_SOCKET_IFNAME), firewall, routes"
+    if cause.has_completed:
+        culprits = ranks_phrase(cause.ranks)
+        return f"check {culprits} for device errors (dmesg, XID), link errors and kernels that run before the call"
+    return (
         "check the devices and links of these hosts; next time, record with TORCH_NCCL_ENABLE_TIMING=1 to see which "
         "ranks have not started the call"
     )
-    if cause.has_completed:
-        culprits = ranks_phrase(cause.ranks)
-        advice = f"check {culprits} for device errors (dmesg, XID), link errors and kernels that run before the call"
-    return make_finding(view, cause, title, evidence, advice)
 
 
 def _all_of(view: JobView, cause: Cause, members: tuple[int, ...]) -> str:
@@ -257,7 +270,10 @@ def _partly_completed(view: JobView, cause: Cause, call: str) -> tuple[str, str,
     where = f"{call} of {group_text(view, cause.group)}"
     title = f"{culprits} {has(len(cause.ranks))} not completed {where}, but {peers} {has(len(cause.has_completed))}"
     certain = f"all members made the call; it completed on {peers}, but not on {culprits}"
-    return title, certain, f"the device or link of {culprits} hangs, or a kernel before the call on the same stream"
+    likely = f"the device or link of {culprits} hangs, or a kernel before the call on the same stream"
+    if view.calls.text("op")[cause.culprit_row] in ROOTED:
+        likely = f"{culprits} passed a different src or dst than the others, which is not recorded; or {likely}"
+    return title, certain, likely
 
 
 def _unnoticed_note(view: JobView, cause: Cause) -> tuple[str, ...]:

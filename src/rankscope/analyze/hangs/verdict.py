@@ -269,7 +269,7 @@ def _odd_ranks(view: JobView, programs: Programs, cycle: Cycle) -> tuple[int, ..
     for call in cycle.calls:
         sides[call.match].update(rank for rank in call.waiting if rank in cycle.ranks)
     shown = cycle.ranks[:64]
-    for is_unusual in (_has_departed, _has_unusual_successor, _waits_unusually):
+    for is_unusual in (_has_departed, _has_unusual_successor, _waits_unusually, _called_elsewhere):
         unusual = [rank for rank in shown if is_unusual(view, programs, rank)]
         if unusual and len(unusual) < len(shown):
             return tuple(unusual)
@@ -297,6 +297,14 @@ def _has_unusual_successor(view: JobView, programs: Programs, rank: int) -> bool
 def _waits_unusually(view: JobView, programs: Programs, rank: int) -> bool:
     row = view.first_waiting[rank]
     return bool(programs.precedents(row)) and not programs.is_usual(row)
+
+
+def _called_elsewhere(view: JobView, programs: Programs, rank: int) -> bool:
+    """The others in the call all came from one line, this rank from another: it may mean a call of another group."""
+    row = view.first_waiting[rank]
+    rows = view.rows_of_match(int(view.match[row])) if view.match[row] != MISSING else [row]
+    others = [int(view.signatures.point[other]) for other in rows if other != row]
+    return len(others) > 1 and len(set(others)) == 1 and int(view.signatures.point[row]) != others[0]
 
 
 def _from_absent(view: JobView, graph: WaitGraph, programs: Programs) -> Iterator[Cause]:
