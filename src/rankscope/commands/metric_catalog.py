@@ -43,7 +43,7 @@ def _describe(metric: Metric, trace: Trace | None) -> dict[str, Any]:
     record["settings"] = dict(metric.settings)
     if trace is not None:
         absent = absent_tables(trace, metric)
-        if not absent and metric.has_rows is not None and not metric.has_rows(trace):
+        if not absent and not metric.applies(trace):
             absent = [metric.name]
         record |= {"available": not absent, "missing": absent, "recorded_by": how_to_record(absent)}
     return record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,12 +33,9 @@ def how_to_record(tables: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(RECORDED_BY.get(table, f"data for the table {table}") for table in tables))
 
 
-def all_metrics() -> dict[str, Metric]:
-    from importlib import import_module
-
+def all_metrics() -> Mapping[str, Metric]:
     from rankscope.analyze.metric import METRICS
 
-    import_module("rankscope.analyze.metrics")  # registers them all
     return METRICS
 
 

@@ -22,6 +22,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         n_calls          int64    Calls of all members together.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "comm_matches",
@@ -52,6 +53,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         bus_gbps            float64  Bus bandwidth in GB/s, as nccl-tests defines it: comparable between group sizes.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "comm_calls",
@@ -72,6 +74,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         is_last             bool     True for the member that joined last.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "profile_clocks",
@@ -89,6 +92,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         is_aligned          bool     True when the offset is known, or when there is no other clock.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "comm_waits",
@@ -106,6 +110,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         wait_pct            float64  wait_ns of total_ns.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "comm_bandwidth",
@@ -126,6 +131,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         fastest_gbps        float64  The highest bus bandwidth.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "comm_imbalance",
@@ -144,6 +150,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         received_ratio      float64  received_bytes divided by the mean.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "arrivals",
@@ -160,6 +167,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         caused_wait_ns      int64    Total time that all others waited for it.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "stragglers",
@@ -178,6 +186,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         cost_pct            float64  cost_ns of step_ns.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "late_causes",
@@ -193,5 +202,6 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         late_ns             int64    The delay to explain, per step.
         """,
         "derived",
+        source="profiles",
     ),
 )

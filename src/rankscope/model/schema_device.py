@@ -24,6 +24,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         non_compute_pct  float64  Share of kernel_ns.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "comm_overlap",
@@ -38,6 +39,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         overlap_pct      float64  Share of the communication that computation hid.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "kernel_types",
@@ -48,6 +50,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         share_pct        float64  Share of the time in which anything ran.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "kernel_breakdown",
@@ -65,6 +68,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         share_pct        float64  Share of the rank's kernel time.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "idle_breakdown",
@@ -83,6 +87,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         share_pct        float64  Share of the stream's idle time.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "step_breakdown",
@@ -105,6 +110,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         device_busy_pct   float64  Share of the step.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "device_utilisation",
@@ -121,6 +127,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         tensor_core_pct    float64  Share of compute time in kernels whose names show tensor core instructions.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "memory_bandwidth",
@@ -133,6 +140,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         bandwidth_gbps   float64  Combined GB/s from this time on.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "bandwidth_summary",
@@ -150,6 +158,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         mean_gbps        float64  Weighted by duration.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "memory_timeline",
@@ -164,6 +173,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         reserved_bytes   int64    Bytes that the allocator holds afterwards.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "memory_peaks",
@@ -186,6 +196,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         n_grown          int64    Steps that ended with more memory in use than the step before.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "counter_ops",
@@ -204,6 +215,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         op_stack         text     All operators around the launch, outermost first, as JSON.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "annotation_breakdown",
@@ -221,5 +233,6 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         kernel_ns        int64    Total duration.
         """,
         "derived",
+        source="profiles",
     ),
 )

@@ -26,6 +26,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         is_cut           bool     True when the file is truncated.
         extra            text     All other fields of the file, as JSON.
         """,
+        missing="no execution traces in this capture",
     ),
     spec(
         "et_groups",
@@ -39,6 +40,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         ranks            text     Global ranks of the group, as JSON; all ranks of the job where the list is empty.
         size             int32    Members of the group.
         """,
+        source="et_traces",
     ),
     spec(
         "et_nodes",
@@ -78,6 +80,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         extra            text     All other fields and attributes, as JSON.
         """,
         "parts",
+        source="et_traces",
     ),
     spec(
         "et_tensors",
@@ -98,6 +101,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         device           text     Device.
         """,
         "parts",
+        source="et_traces",
     ),
     spec(
         "et_pairs",
@@ -118,6 +122,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         why              text     different-run, no-overlap, no-observer, no-ids or partial, if nodes are missing.
         """,
         "derived",
+        source="et_traces",
     ),
     spec(
         "et_links",
@@ -139,6 +144,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         step             int64    Step in which it began.
         """,
         "derived",
+        source="et_traces",
     ),
     spec(
         "et_edges",
@@ -155,6 +161,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         source_id        int64    Its node_id or kernel_id.
         """,
         "derived",
+        source="et_traces",
     ),
     spec(
         "et_collectives",
@@ -186,5 +193,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         place            int64    Position among the calls of its group: seq, else counted per rank (and peer and tag).
         """,
         "derived",
+        missing="no collectives in the execution traces",
+        source="et_traces",
     ),
 )

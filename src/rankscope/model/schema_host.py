@@ -30,6 +30,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         step             int64    Step in which it started.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "op_breakdown",
@@ -47,6 +48,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         kernel_below_ns  int64    Their time.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "kernel_sequences",
@@ -61,6 +63,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         cpu_ns           int64    Host time of the operator, total of all runs.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "op_kernel_delays",
@@ -75,6 +78,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         to_kernel_ns     int64    Mean time from the start of that launch to the start of the first kernel.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "module_breakdown",
@@ -96,6 +100,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         kernel_backward_ns  int64  Their time.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "launch_stats",
@@ -115,6 +120,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         step             int64    Step in which it was launched.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "launch_summary",
@@ -134,6 +140,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         max_delay_ns     int64    Longest delay.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "queue_length",
@@ -148,6 +155,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         step             int64    Step of the launch or kernel that changed it.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "queue_summary",
@@ -163,6 +171,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         max_queued       int64    Longest.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "queue_blocked",
@@ -178,6 +187,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         blocked_pct      float64  Share of that window.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "host_waits",
@@ -197,6 +207,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         step             int64    Step in which it started.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "sync_calls",
@@ -214,6 +225,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         idle_ns          int64    How long it was idle then: the host had no work ready.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "idle_gaps",
@@ -232,6 +244,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         step             int64    Step of the kernel that ended the gap.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "trace_diff",
@@ -247,5 +260,6 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         diff_ns          int64    total_after_ns - total_before_ns.
         count_change     text     added, deleted, increased, decreased or unchanged: by how often it runs.
         """,
+        source="profiles",
     ),
 )

@@ -23,6 +23,7 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         waited_for       text     What had to end before it could start.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "path_summary",
@@ -37,6 +38,7 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         main_ns          int64    Time of that name.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "pipeline_bubbles",
@@ -55,6 +57,7 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         bubble_pct       float64  bubble_ns of step_ns.
         """,
         "derived",
+        source="profiles",
     ),
     spec(
         "what_if",
@@ -70,5 +73,6 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         share_pct        float64  saved_ns as a share of what is saved if everything were as fast as its peers.
         """,
         "derived",
+        source="profiles",
     ),
 )

@@ -6,7 +6,7 @@ since the epoch on the clock of the process's host; `profile_clocks` has the est
 
 from __future__ import annotations
 
-from rankscope.model.schema import TableSpec, spec
+from rankscope.model.schema import Missing, TableSpec, spec
 
 _KEYS = """
     file_id          int32    The trace.
@@ -14,8 +14,14 @@ _KEYS = """
 """
 
 
-def _part(name: str, doc: str, columns: str) -> TableSpec:
-    return spec(name, doc, _KEYS.strip("\n") + columns, "parts")
+_NO_DEVICE = Missing(
+    "no device events: profile with ProfilerActivity.CUDA",
+    to_record="no device events: the job used no device, or one that torch's profiler does not see",
+)
+
+
+def _part(name: str, doc: str, columns: str, missing: Missing | str = "") -> TableSpec:
+    return spec(name, doc, _KEYS.strip("\n") + columns, "parts", source="profiles", missing=missing)
 
 
 PROFILER_TABLES: tuple[TableSpec, ...] = (
@@ -43,6 +49,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         has_memory       bool     True when allocations were traced.
         has_syncs        bool     True when synchronizations were traced as separate events.
         """,
+        missing="no profiler traces in this capture",
     ),
     spec(
         "devices",
@@ -57,6 +64,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         max_threads       int32  Threads that one multiprocessor can hold.
         n_warp            int32  Threads of a warp.
         """,
+        source="profiles",
     ),
     _part(
         "steps",
@@ -68,6 +76,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         """,
+        missing=Missing("no steps: call profiler.step() after each one", to_record="no training step was profiled"),
     ),
     _part(
         "ops",
@@ -88,6 +97,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         concrete_inputs  text     Values of the scalar inputs, as JSON.
         step             int64    Step in which it started.
         """,
+        missing="no ops in the traces",
     ),
     _part(
         "runtime_calls",
@@ -104,6 +114,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         external_id      int64    The operator that made it.
         step             int64    Step in which it started.
         """,
+        missing=_NO_DEVICE,
     ),
     _part(
         "kernels",
@@ -138,6 +149,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         op_id            int64    The innermost operator that launched it.
         step             int64    Step in which it was launched (in which it started, if the launch is unknown).
         """,
+        missing=_NO_DEVICE,
     ),
     _part(
         "comms",
@@ -169,6 +181,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         duration_ns      int64    From joining to the end.
         step             int64    Step in which it was launched.
         """,
+        missing="no collectives in the traces",
     ),
     _part(
         "syncs",
@@ -200,6 +213,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         record_id        int64    Record function id, as execution traces have it (rf_id).
         step             int64    Step in which it started.
         """,
+        missing="no annotations in the traces",
     ),
     _part(
         "memory",
@@ -214,6 +228,10 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         allocated_bytes  int64    Bytes in use afterwards.
         reserved_bytes   int64    Bytes that the allocator holds afterwards.
         """,
+        missing=Missing(
+            "no allocations: profile with profile_memory=True",
+            to_record="no allocations: record with `rankscope record --memory`",
+        ),
     ),
     _part(
         "counters",
@@ -249,5 +267,9 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         """,
+        missing=Missing(
+            "no Python calls: profile with with_stack=True, and read with --stacks",
+            to_record="no Python calls: record with `rankscope record --with-stack`, and read with --stacks",
+        ),
     ),
 )

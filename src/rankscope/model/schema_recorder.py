@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from rankscope.model.schema import TableSpec, spec
+from rankscope.model.schema import Missing, TableSpec, spec
 
 EARLIER_MOMENT = "is from an earlier time"  # so begins files.problem of a stale dump that is from this very run
+_NO_DUMPS = Missing(
+    "no Flight Recorder dumps in this capture",
+    setting="recorder",
+    none_came="the Flight Recorder was on, but the job made no call that it records",
+)
 
 RECORDER_TABLES: tuple[TableSpec, ...] = (
     spec(
@@ -39,6 +44,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         clock_offset_ns  int64  Estimated offset of the host's clock from the job's median clock.
         clock_error_ns   int64  Uncertainty of that estimate; NULL if the clock was used as it is.
         """,
+        missing=_NO_DUMPS,
     ),
     spec(
         "group_config",
@@ -50,6 +56,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         description  text   Description of the group.
         members  text   Global ranks in group order, as JSON.
         """,
+        missing=_NO_DUMPS,
+        source="ranks",
     ),
     spec(
         "group_status",
@@ -63,6 +71,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         last_started    int64  Newest collective seen to start.
         last_completed  int64  Newest collective seen to complete.
         """,
+        source="ranks",
     ),
     spec(
         "groups",
@@ -76,6 +85,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         inferred  bool   True when the members were inferred from who uses the name.
         generation  int32  How often a group of this name had been destroyed and recreated, as far as recorded.
         """,
+        missing=_NO_DUMPS,
+        source="ranks",
     ),
     spec(
         "group_members",
@@ -85,6 +96,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         group_rank  int32  Position in the group.
         rank        int32  Global rank.
         """,
+        source="ranks",
     ),
     spec(
         "group_progress",
@@ -98,6 +110,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         n_kept          int64  Calls kept.
         known           bool   False when the rank left no readable dump, or its ring buffer has no call of the group.
         """,
+        source="ranks",
     ),
     spec(
         "collectives",
@@ -139,6 +152,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         site_id         int32  The frame of the stack that is the user's code (see frames).
         thread          text   Name of the thread that made the call.
         """,
+        missing=_NO_DUMPS,
+        source="ranks",
     ),
     spec(
         "matches",
@@ -163,6 +178,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         last_created_ns   int64  When the last rank joined (that rank's clock).
         last_rank         int32  The rank that joined last, with clocks aligned.
         """,
+        missing=_NO_DUMPS,
+        source="ranks",
     ),
     spec(
         "stacks",
@@ -172,6 +189,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         depth     int32  Position, 0 is the innermost frame.
         frame_id  int32  The frame.
         """,
+        source="ranks",
     ),
     spec(
         "frames",
@@ -184,5 +202,6 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         is_user   bool   False for frames of torch, of Python itself and of launchers.
         language  text   python or c++, if the file shows it; frames of libraries have no line.
         """,
+        source="ranks",
     ),
 )

@@ -9,7 +9,7 @@ from rankscope.analyze.hangs.evidence import call_text, group_text, side_label, 
 from rankscope.analyze.hangs.schedules import ScheduleChange, Transfer
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import Cycle
-from rankscope.analyze.hangs.wording import NEEDS, are_waiting, findings_of, make_evidence, make_finding
+from rankscope.analyze.hangs.wording import are_waiting, findings_of, make_evidence, make_finding
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Comparison, Finding, Side, count_noun, ranks_phrase
 from rankscope.model.tables import MISSING, Trace
@@ -17,7 +17,7 @@ from rankscope.model.tables import MISSING, Trace
 _MAX_SIDES = 4
 
 
-@rule("H107", "order-deadlock", needs=NEEDS)
+@rule("H107", "order-deadlock", needs=("collectives", "groups"))
 def order_deadlock(trace: Trace) -> Iterator[Finding | Effect]:
     """Ranks are deadlocked: they made calls of different groups in different orders and wait for each other.
 
@@ -34,7 +34,7 @@ def order_deadlock(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: if a rank waits for each call before it makes the next one, the data does not show whether it
     skipped the other call or would make it later. Both are reported as this finding.
     """
-    yield from findings_of(trace, "H107", _describe_cycle)
+    yield from findings_of(trace, "order-deadlock", _describe_cycle)
 
 
 def _describe_cycle(view: JobView, cause: Cause) -> Finding:
@@ -80,7 +80,7 @@ def _compare_cycle(view: JobView, cycle: Cycle) -> Comparison:
     return Comparison("", ("group", "waits in", "at", "for"), tuple(sides))
 
 
-@rule("H108", "p2p-unmatched", needs=NEEDS)
+@rule("H108", "p2p-unmatched", needs=("collectives", "groups"))
 def p2p_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
     """A send or receive has no counterpart: the other rank skipped it, or one side made an extra one.
 
@@ -95,7 +95,7 @@ def p2p_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: if a ring buffer has dropped calls, transfers are counted from the newest completed one. gloo
     does not record sends and receives at all.
     """
-    yield from findings_of(trace, "H108", _describe_transfer)
+    yield from findings_of(trace, "p2p-unmatched", _describe_transfer)
 
 
 def _describe_transfer(view: JobView, cause: Cause) -> Finding:
