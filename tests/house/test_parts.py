@@ -146,8 +146,8 @@ def test_a_broken_entry_point_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_is_given_once() -> None:
-    twice: Catalogue[int] = Catalogue(lambda: iter([("H102", 1), ("H102", 2)]))
-    with pytest.raises(RankscopeError, match="H102 is used twice"):
+    twice: Catalogue[int] = Catalogue(lambda: iter([("H102", "ours", 1), ("H102", "theirs", 2)]))
+    with pytest.raises(RankscopeError, match="H102 is used twice: in ours and in theirs"):
         len(twice)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from rankscope.analyze.judging import judge, run_rules
-from rankscope.analyze.registry import RULES, Effect, Rule, Skipped, find_rule, rule
+from rankscope.analyze.registry import RULES, Effect, Meanings, Rule, Skipped, find_rule, rule
 from rankscope.analyze.stages import prepare, table_makers
 
 __all__ = [
     "RULES",
     "Effect",
+    "Meanings",
     "Rule",
     "Skipped",
     "find_rule",

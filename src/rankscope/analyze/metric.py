@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rankscope.analyze.measured import measured
 from rankscope.errors import UsageError, did_you_mean
-from rankscope.model.parts import Catalogue, Declared, declared_parts, load_module
+from rankscope.model.parts import Catalogue, Declared, Entry, declared_parts, load_module
 from rankscope.model.tables import Table, Trace
 
 Parameter = int | float | str
@@ -85,10 +85,10 @@ class Metric:
         )
 
 
-def _found_metrics() -> Iterator[tuple[str, Metric]]:
+def _found_metrics() -> Iterator[Entry[Metric]]:
     for part in declared_parts("metric", "analyze"):
         found = Metric(part, *part.values, **part.settings)
-        yield found.name, found
+        yield found.name, part.module, found
 
 
 METRICS: Catalogue[Metric] = Catalogue(_found_metrics)

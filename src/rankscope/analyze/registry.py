@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import NamedTuple
@@ -12,7 +12,7 @@ import msgspec
 
 from rankscope.errors import UsageError
 from rankscope.model.finding import Finding
-from rankscope.model.parts import Catalogue, Declared, declared_parts
+from rankscope.model.parts import Catalogue, Declared, Entry, declared_parts
 from rankscope.model.tables import Trace
 
 
@@ -49,23 +49,41 @@ class Rule:
     def doc(self) -> str:
         return inspect.getdoc(self.function) or ""
 
+    @property
+    def summary(self) -> str:
+        return self.doc.strip().partition("\n")[0]
+
     def bound(self, finding: Finding) -> Finding:
         """The finding with the code and the name of this rule."""
         return msgspec.structs.replace(finding, code=self.code, rule=self.name)
 
 
-def _found_rules() -> Iterator[tuple[str, Rule]]:
+def _found_rules() -> Iterator[Entry[Rule]]:
     for part in declared_parts("rule", "analyze"):
         found = Rule(part, *part.values, **part.settings)
-        yield found.code, found
+        yield found.code, part.module, found
 
 
 RULES: Catalogue[Rule] = Catalogue(_found_rules)
 
 
-def rule(
-    code: str, name: str, *, needs: tuple[str, ...]
-) -> Callable[[Callable[[Trace], Iterator[Result]]], RuleFunction]:
+class Meanings(Mapping[str, str]):
+    """What each rule finds, in one sentence, by its code. Only the rules that are asked for are loaded."""
+
+    def __getitem__(self, code: str) -> str:
+        return RULES[code].summary
+
+    def __contains__(self, code: object) -> bool:
+        return code in RULES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(RULES)
+
+    def __len__(self) -> int:
+        return len(RULES)
+
+
+def rule(code: str, name: str, *, needs: tuple[str, ...]) -> Callable[[RuleFunction], RuleFunction]:
     """Says that a function is a rule: its findings get the code and the name.
 
     It is not called, and listed as not checked, when a table that it needs is absent. The arguments are literals.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rankscope.analyze.derived import Maker
 from rankscope.analyze.metric import METRICS
-from rankscope.model.parts import declared_parts, load_module
+from rankscope.model.parts import Entry, by_name, declared_parts, load_module
 from rankscope.model.tables import Table, Trace
 
 _ABOUT_CALLS = ("ranks", "collectives", "group_config", "group_status", "group_progress")
@@ -46,5 +46,12 @@ def prepare(trace: Trace, progress: Callable[[int, int, str], None] | None = Non
 
 def table_makers() -> dict[str, Callable[[Trace], Table]]:
     """How each derived table is made when it is first asked for; metrics are derived tables as well."""
-    makers = [Maker(part, *part.values, **part.settings) for part in declared_parts("table", "analyze")]
-    return {maker.name: maker for maker in makers} | {metric.table: metric.make for metric in METRICS.values()}
+    return by_name(_found_makers())
+
+
+def _found_makers() -> Iterator[Entry[Callable[[Trace], Table]]]:
+    for part in declared_parts("table", "analyze"):
+        maker = Maker(part, *part.values, **part.settings)
+        yield maker.name, part.module, maker
+    for metric in METRICS.values():
+        yield metric.table, metric.part.module, metric.make

@@ -25,6 +25,7 @@ _FUNCTION = re.compile(r"^def (\w+)\(", re.MULTILINE)
 _NAMES = ("\nNAME = ", "\nEXTENSION = ", "\nTABLES")
 _NAME = re.compile(r"""^(NAME|EXTENSION|ORDER) = (?:"([\w.-]+)"|(\d+))|^(TABLES)\b.* = """, re.MULTILINE)
 
+_UNINSTALL = "install another version of its package, or uninstall it"
 Value = TypeVar("Value")
 
 
@@ -49,21 +50,30 @@ class Module(NamedTuple):
     names: Mapping[str, str]  # NAME and ORDER of a reader, EXTENSION of an output, TABLES of another package
 
 
+Entry = tuple[str, str, Value]  # name, the module that it is in, and the part
+
+
+def by_name(entries: Iterator[Entry[Value]]) -> dict[str, Value]:
+    """Refuses a name that is used twice, and says where."""
+    found: dict[str, Value] = {}
+    modules: dict[str, str] = {}
+    for name, module, value in entries:
+        if name in found:
+            raise RankscopeError(f"{name} is used twice: in {modules[name]} and in {module}", "rename one of them")
+        found[name], modules[name] = value, module
+    return found
+
+
 class Catalogue(Mapping[str, Value]):
     """Parts of one kind by name, looked for when first asked for."""
 
-    def __init__(self, find: Callable[[], Iterator[tuple[str, Value]]]) -> None:
+    def __init__(self, find: Callable[[], Iterator[Entry[Value]]]) -> None:
         self._find = find
         self._found: dict[str, Value] | None = None
 
     def _entries(self) -> dict[str, Value]:
         if self._found is None:
-            found: dict[str, Value] = {}
-            for name, value in self._find():
-                if name in found:
-                    raise RankscopeError(f"{name} is used twice: {found[name]} and {value}", "give one another name")
-                found[name] = value
-            self._found = found
+            self._found = by_name(self._find())
         return self._found
 
     def __getitem__(self, name: str) -> Value:
@@ -104,7 +114,7 @@ def _named_by_entry_point(name: str) -> Iterator[Module]:
 
     spec = find_spec(name)
     if spec is None or spec.origin is None:
-        raise RankscopeError(f"no module {name}, which an entry point names", "install its package again")
+        raise RankscopeError(f"there is no module {name}, which an entry point names", _UNINSTALL)
     if spec.submodule_search_locations:
         yield from _modules_in(name, os.path.dirname(spec.origin), is_deep=True)
     else:
@@ -113,13 +123,17 @@ def _named_by_entry_point(name: str) -> Iterator[Module]:
 
 def load_module(name: str) -> Any:
     """Imports a module. The tables that one of another package declares join the schema."""
-    module = import_module(name)
-    if not name.startswith("rankscope.") and hasattr(module, "TABLES"):
-        from rankscope.model.tables import SCHEMA
+    if name.startswith("rankscope."):
+        return import_module(name)
+    from rankscope.model.tables import SCHEMA
 
-        for table in module.TABLES:
-            if SCHEMA.setdefault(table.name, table) is not table:
-                raise RankscopeError(f"{name} declares the table {table.name}, which exists", "give it another name")
+    try:
+        module = import_module(name)
+    except Exception as error:
+        raise RankscopeError(f"cannot import {name}, which an entry point names: {error!r}", _UNINSTALL) from error
+    for table in getattr(module, "TABLES", ()):
+        if SCHEMA.setdefault(table.name, table) is not table:
+            raise RankscopeError(f"{name} declares the table {table.name}, which exists already", _UNINSTALL)
     return module
 
 
@@ -157,7 +171,8 @@ def _declared(module: str, path: str, text: str) -> Iterator[Declared]:
             settings = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
         except (SyntaxError, ValueError) as error:
             line = text.count("\n", 0, found.start()) + 1
-            raise ValueError(f"{path}:{line}: the arguments of @{found[1]} must be literals: {error}") from error
+            said = f"{path}:{line}: the arguments of @{found[1]} must be literals: {error}"
+            raise RankscopeError(said, "write them as literals, or uninstall the package") from error
         assert function is not None
         yield Declared(found[1], module, function[1], values, settings)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from rankscope.model.parts import Catalogue, load_module, other_modules, own_modules
+from rankscope.model.parts import Catalogue, Entry, load_module, other_modules, own_modules
 
 if TYPE_CHECKING:
     from rankscope.model.finding import Report
@@ -32,11 +32,11 @@ class Options(NamedTuple):
 Renderer = Callable[["Report", Options], Iterator[str]]
 
 
-def _found_renderers() -> Iterator[tuple[str, str]]:
+def _found_renderers() -> Iterator[Entry[str]]:
     """The modules that have the EXTENSION of the files they write, and a function `render`. Imported on use."""
     for module in (*own_modules("render"), *other_modules()):
         if "EXTENSION" in module.names:
-            yield module.names["EXTENSION"], module.name
+            yield module.names["EXTENSION"], module.name, module.name
 
 
 RENDERERS: Catalogue[str] = Catalogue(_found_renderers)
