@@ -7,6 +7,7 @@ from functools import partial
 from rankscope.model.schema import Missing, TableSpec, spec
 
 _spec = partial(spec, source="compile_logs")
+_logged = partial(Missing, is_always_logged=True)
 
 COMPILE_TABLES: tuple[TableSpec, ...] = (
     spec(
@@ -112,10 +113,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         n_aot_hits         int64  Hits of AOTAutograd's cache.
         n_aot_misses       int64  Misses of AOTAutograd's cache.
         """,
-        missing=Missing(
-            "no compilations in this log: run with TORCH_TRACE=FOLDER",
-            is_always_logged=True,
-        ),
+        missing=_logged("no compilations in this log: run with TORCH_TRACE=FOLDER"),
     ),
     _spec(
         "compile_stacks",
@@ -154,10 +152,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         caller_file  text   The user's line that led there, if the break is in library code.
         caller_line  int32  Its line.
         """,
-        missing=Missing(
-            "no graph breaks in this log: run with TORCH_LOGS=graph_breaks, or TORCH_TRACE=FOLDER",
-            is_always_logged=True,
-        ),
+        missing=_logged("no graph breaks in this log: run with TORCH_LOGS=graph_breaks, or TORCH_TRACE=FOLDER"),
     ),
     _spec(
         "recompiles",
@@ -182,10 +177,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         code              text   The line of code.
         hint              text   Torch's hint.
         """,
-        missing=Missing(
-            "no recompilations in this log: run with TORCH_LOGS=recompiles, or TORCH_TRACE=FOLDER",
-            is_always_logged=True,
-        ),
+        missing=_logged("no recompilations in this log: run with TORCH_LOGS=recompiles, or TORCH_TRACE=FOLDER"),
     ),
     _spec(
         "guards",
@@ -207,10 +199,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         function    text   Its function.
         code        text   The line of code.
         """,
-        missing=Missing(
-            "no symbolic shapes in this log: run with TORCH_LOGS=dynamic, or TORCH_TRACE=FOLDER",
-            is_always_logged=True,
-        ),
+        missing=_logged("no symbolic shapes in this log: run with TORCH_LOGS=dynamic, or TORCH_TRACE=FOLDER"),
     ),
     _spec(
         "cache_events",
@@ -231,10 +220,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         reason      text   Why the cache was bypassed.
         taken_ns    int64  Time taken, or saved by a hit, as recorded.
         """,
-        missing=Missing(
-            "no cache lookups in this log: run with TORCH_TRACE=FOLDER",
-            is_always_logged=True,
-        ),
+        missing=_logged("no cache lookups in this log: run with TORCH_TRACE=FOLDER"),
     ),
     _spec(
         "compile_errors",
@@ -253,10 +239,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         function    text   Its function.
         code        text   The line of code.
         """,
-        missing=Missing(
-            "no compiler errors in this log",
-            is_always_logged=True,
-        ),
+        missing=_logged("no compiler errors in this log"),
     ),
     _spec(
         "log_lines",

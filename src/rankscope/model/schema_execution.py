@@ -6,7 +6,11 @@ and its kernel_id.
 
 from __future__ import annotations
 
+from functools import partial
+
 from rankscope.model.schema import TableSpec, spec
+
+_spec = partial(spec, source="et_traces")
 
 EXECUTION_TABLES: tuple[TableSpec, ...] = (
     spec(
@@ -28,7 +32,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         """,
         missing="no execution traces in this capture",
     ),
-    spec(
+    _spec(
         "et_groups",
         "Process groups as execution traces describe them.",
         """
@@ -40,9 +44,8 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         ranks            text     Global ranks of the group, as JSON; all ranks of the job where the list is empty.
         size             int32    Members of the group.
         """,
-        source="et_traces",
     ),
-    spec(
+    _spec(
         "et_nodes",
         "Nodes of execution traces: operators, annotations, and the roots that hold them.",
         """
@@ -80,9 +83,8 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         extra            text     All other fields and attributes, as JSON.
         """,
         "parts",
-        source="et_traces",
     ),
-    spec(
+    _spec(
         "et_tensors",
         "Input and output tensors of the nodes of execution traces.",
         """
@@ -101,9 +103,8 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         device           text     Device.
         """,
         "parts",
-        source="et_traces",
     ),
-    spec(
+    _spec(
         "et_pairs",
         "Which profiler trace belongs to each execution trace, and how many of its nodes were found there.",
         """
@@ -122,9 +123,8 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         why              text     different-run, no-overlap, no-observer, no-ids or partial, if nodes are missing.
         """,
         "derived",
-        source="et_traces",
     ),
-    spec(
+    _spec(
         "et_links",
         "For each node of an execution trace: its event in the profiler trace, and how long it took.",
         """
@@ -144,9 +144,8 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         step             int64    Step in which it began.
         """,
         "derived",
-        source="et_traces",
     ),
-    spec(
+    _spec(
         "et_edges",
         "Dependencies in a linked trace: what has to happen before what.",
         """
@@ -161,9 +160,8 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         source_id        int64    Its node_id or kernel_id.
         """,
         "derived",
-        source="et_traces",
     ),
-    spec(
+    _spec(
         "et_collectives",
         "Collectives and transfers of execution traces: one row per rank and call.",
         """
@@ -194,6 +192,5 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         """,
         "derived",
         missing="no collectives in the execution traces",
-        source="et_traces",
     ),
 )

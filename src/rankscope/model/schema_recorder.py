@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rankscope.model.schema import Missing, TableSpec, spec
 
 EARLIER_MOMENT = "is from an earlier time"  # so begins files.problem of a stale dump that is from this very run
+_spec = partial(spec, source="ranks")
 _NO_DUMPS = Missing(
     "no Flight Recorder dumps in this capture",
     setting="recorder",
@@ -46,7 +49,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         """,
         missing=_NO_DUMPS,
     ),
-    spec(
+    _spec(
         "group_config",
         "Process groups as each rank's dump describes them.",
         """
@@ -57,9 +60,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         members  text   Global ranks in group order, as JSON.
         """,
         missing=_NO_DUMPS,
-        source="ranks",
     ),
-    spec(
+    _spec(
         "group_status",
         "The progress counters that each rank keeps per process group; they never wrap.",
         """
@@ -71,9 +73,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         last_started    int64  Newest collective seen to start.
         last_completed  int64  Newest collective seen to complete.
         """,
-        source="ranks",
     ),
-    spec(
+    _spec(
         "groups",
         "Process groups, merged over all ranks; a group is identified by its name and its members in order.",
         """
@@ -86,9 +87,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         generation  int32  How often a group of this name had been destroyed and recreated, as far as recorded.
         """,
         missing=_NO_DUMPS,
-        source="ranks",
     ),
-    spec(
+    _spec(
         "group_members",
         "The members of each group in group order.",
         """
@@ -96,9 +96,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         group_rank  int32  Position in the group.
         rank        int32  Global rank.
         """,
-        source="ranks",
     ),
-    spec(
+    _spec(
         "group_progress",
         "Each member's collectives in each group: before first_seq overwritten, after last_seq not joined.",
         """
@@ -110,9 +109,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         n_kept          int64  Calls kept.
         known           bool   False when the rank left no readable dump, or its ring buffer has no call of the group.
         """,
-        source="ranks",
     ),
-    spec(
+    _spec(
         "collectives",
         "One row per rank and call, as the Flight Recorder recorded it.",
         """
@@ -153,9 +151,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         thread          text   Name of the thread that made the call.
         """,
         missing=_NO_DUMPS,
-        source="ranks",
     ),
-    spec(
+    _spec(
         "matches",
         "One row per logical collective (all ranks of the group) or transfer (one send with one receive).",
         """
@@ -179,9 +176,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         last_rank         int32  The rank that joined last, with clocks aligned.
         """,
         missing=_NO_DUMPS,
-        source="ranks",
     ),
-    spec(
+    _spec(
         "stacks",
         "Call stacks, innermost frame first; equal stacks are stored once.",
         """
@@ -189,9 +185,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         depth     int32  Position, 0 is the innermost frame.
         frame_id  int32  The frame.
         """,
-        source="ranks",
     ),
-    spec(
+    _spec(
         "frames",
         "Source positions that occur in stacks.",
         """
@@ -202,6 +197,5 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         is_user   bool   False for frames of torch, of Python itself and of launchers.
         language  text   python or c++, if the file shows it; frames of libraries have no line.
         """,
-        source="ranks",
     ),
 )
