@@ -49,7 +49,8 @@ class Metric:
     table: str  # in the schema
     needs: tuple[str, ...]
     settings: Mapping[str, Parameter] = field(default_factory=dict)  # with their defaults, in the order shown
-    applies_if: str = ""  # where rows in the tables that it needs are not enough: a function of its module
+    # Where rows in the tables that it needs are not enough: a function of its module, and how to record what it wants.
+    applies_if: tuple[str, str] = ("", "")
     of_all_profiles: bool = False  # its table also covers what the observer slowed down
 
     @property
@@ -68,7 +69,8 @@ class Metric:
 
     def applies(self, trace: Trace) -> bool:
         """Whether it has rows for a trace that has the tables it needs."""
-        return not self.applies_if or bool(getattr(load_module(self.part.module), self.applies_if)(trace))
+        function, _ = self.applies_if
+        return not function or bool(getattr(load_module(self.part.module), function)(trace))
 
     def make(self, trace: Trace) -> Table:
         """Its derived table, over the whole capture."""
@@ -100,7 +102,7 @@ def metric(
     *,
     needs: tuple[str, ...],
     settings: Mapping[str, Parameter] | None = None,
-    applies_if: str = "",
+    applies_if: tuple[str, str] = ("", ""),
     of_all_profiles: bool = False,
 ) -> Callable[[MetricFunction], MetricFunction]:
     """Says that a function measures something: `Metric` says what the arguments mean, which are literals.

@@ -32,6 +32,7 @@ class Missing:
     to_record: str = ""  # the same for a capture that `rankscope record` made
     setting: str = ""  # of the collector, which fills the table
     none_came: str = ""  # what it means that this setting was on, left nothing, and nothing failed
+    record_with: str = ""  # how to get rows; follows "record with", where a metric cannot be measured
     is_always_logged: bool = False  # a TORCH_TRACE log would have it: no rows means that nothing happened
 
 

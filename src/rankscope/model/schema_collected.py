@@ -40,7 +40,11 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         name     text     step_time_s, loss, threads_without_core, host_memory_bytes, ..., or the job's own name for it.
         value    float64  The value.
         """,
-        missing="no metrics in this capture: record with `rankscope record`",
+        missing=Missing(
+            "no metrics in this capture: record with `rankscope record`",
+            record_with="rankscope record, or put TensorBoard, Weights & Biases, CSV or JSON-lines logs "
+            "beside the traces",
+        ),
     ),
     spec(
         "metric_summary",

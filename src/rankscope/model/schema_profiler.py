@@ -16,6 +16,7 @@ _KEYS = """
 
 _NO_DEVICE = Missing(
     "no device events: profile with ProfilerActivity.CUDA",
+    record_with="torch.profiler and ProfilerActivity.CUDA (or XPU)",
     to_record="no device events: the job used no device, or one that torch's profiler does not see",
 )
 
@@ -49,7 +50,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         has_memory       bool     True when allocations were traced.
         has_syncs        bool     True when synchronizations were traced as separate events.
         """,
-        missing="no profiler traces in this capture",
+        missing=Missing("no profiler traces in this capture", record_with="torch.profiler or Nsight Systems"),
     ),
     spec(
         "devices",
@@ -76,7 +77,11 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         """,
-        missing=Missing("no steps: call profiler.step() after each one", to_record="no training step was profiled"),
+        missing=Missing(
+            "no steps: call profiler.step() after each one",
+            record_with="schedule=torch.profiler.schedule(...), and call prof.step() after every step",
+            to_record="no training step was profiled",
+        ),
     ),
     _part(
         "ops",
@@ -97,7 +102,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         concrete_inputs  text     Values of the scalar inputs, as JSON.
         step             int64    Step in which it started.
         """,
-        missing="no ops in the traces",
+        missing=Missing("no ops in the traces", record_with="torch.profiler and ProfilerActivity.CPU"),
     ),
     _part(
         "runtime_calls",
@@ -181,7 +186,10 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         duration_ns      int64    From joining to the end.
         step             int64    Step in which it was launched.
         """,
-        missing="no collectives in the traces",
+        missing=Missing(
+            "no collectives in the traces",
+            record_with="torch.profiler in a job with collectives; record_shapes=True adds their sizes",
+        ),
     ),
     _part(
         "syncs",
@@ -196,6 +204,10 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         """,
+        missing=Missing(
+            "no syncs in the traces",
+            record_with="experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True)",
+        ),
     ),
     _part(
         "annotations",
@@ -213,7 +225,10 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         record_id        int64    Record function id, as execution traces have it (rf_id).
         step             int64    Step in which it started.
         """,
-        missing="no annotations in the traces",
+        missing=Missing(
+            "no annotations in the traces",
+            record_with="torch.profiler.record_function around the code you want to measure",
+        ),
     ),
     _part(
         "memory",
@@ -230,6 +245,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         """,
         missing=Missing(
             "no allocations: profile with profile_memory=True",
+            record_with="profile_memory=True",
             to_record="no allocations: record with `rankscope record --memory`",
         ),
     ),
@@ -244,6 +260,9 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         counter          text     Name of the counter.
         value            float64  Its value.
         """,
+        missing=Missing(
+            "no counters in the traces", record_with="experimental_config=_ExperimentalConfig(profiler_metrics=[...])"
+        ),
     ),
     _part(
         "flows",
@@ -255,6 +274,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         tid              int64    Thread.
         time_ns          int64    Start of the operator at this end.
         """,
+        missing=Missing("no flows in the traces", record_with="a backward pass in the recorded steps"),
     ),
     _part(
         "python_calls",
@@ -269,6 +289,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         """,
         missing=Missing(
             "no Python calls: profile with with_stack=True, and read with --stacks",
+            record_with="with_stack=True, and read with --stacks",
             to_record="no Python calls: record with `rankscope record --with-stack`, and read with --stacks",
         ),
     ),

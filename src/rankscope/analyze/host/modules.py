@@ -30,7 +30,15 @@ def has_modules(trace: Trace) -> bool:
     return any(database(trace).execute(f"{query} LIMIT 1").fetchall() for query in queries)
 
 
-@metric("modules", "module_breakdown", needs=("profiles",), applies_if="has_modules")
+@metric(
+    "modules",
+    "module_breakdown",
+    needs=("profiles",),
+    applies_if=(
+        "has_modules",
+        "with_stack=True and read with --stacks, or name modules with torch.profiler.record_function",
+    ),
+)
 def module_breakdown(trace: Trace, selection: Selection) -> Table:
     """One row per rank and module: its host time, and the device time of the kernels launched inside it.
 

@@ -19,7 +19,12 @@ def has_stages(trace: Trace) -> bool:
     return bool(stages_of(trace))
 
 
-@metric("bubbles", "pipeline_bubbles", needs=("comms",), applies_if="has_stages")
+@metric(
+    "bubbles",
+    "pipeline_bubbles",
+    needs=("comms",),
+    applies_if=("has_stages", "torch.profiler in a job with pipeline parallelism"),
+)
 def bubbles(trace: Trace, selection: Selection) -> Table:
     """One row per pipeline rank and step: how long it waited because a neighboring stage was not ready.
 
