@@ -20,7 +20,15 @@ def report(n_ranks: int = 4, *findings: Finding) -> Report:
 
 def straggler(rank: int, late_steps: list[int], n_steps: int = 8) -> Finding:
     facts = {"late_steps": late_steps, "n_steps": n_steps}
-    return Finding("S202", "late-rank", "warning", "certain", "late", (rank,), evidence=Evidence(facts=facts))
+    return Finding(
+        code="S202",
+        rule="late-rank",
+        severity="warning",
+        certainty="certain",
+        title="late",
+        ranks=(rank,),
+        evidence=Evidence(facts=facts),
+    )
 
 
 def profiled(n_ranks: int, n_steps: int, slow: int = -1, *, has_device: bool = True, first_step: int = 1) -> Trace:

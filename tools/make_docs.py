@@ -18,7 +18,7 @@ from pathlib import Path
 
 from doc_samples import demo_in_short, transcript
 from rankscope.analyze import RULES, Rule
-from rankscope.analyze.metrics import METRICS
+from rankscope.analyze.metric import METRICS
 from rankscope.cli import build_parser
 from rankscope.commands import GROUPS, SHARED_OPTIONS
 from rankscope.commands.help import READING_INTRODUCTION

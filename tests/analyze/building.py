@@ -24,11 +24,9 @@ from typing import Any
 import msgspec
 
 from rankscope.analyze import run_rules
-from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.clocks import align_clocks
 from rankscope.analyze.hangs.groups import resolve_groups
 from rankscope.analyze.hangs.matching import match_collectives
-from rankscope.analyze.hangs.view import signatures_of
 from rankscope.model.finding import Finding
 from rankscope.model.tables import MISSING, Table, Trace
 
@@ -59,7 +57,7 @@ def job(programs: Programs, setting: Setting | None = None) -> Trace:
     trace = unresolved(programs, setting)
     trace.tables.update(resolve_groups(trace))
     trace.tables.update(align_clocks(trace))
-    trace.tables.update(match_collectives(trace, derived(trace, signatures_of)))
+    trace.tables.update(match_collectives(trace))
     return trace
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rankscope.analyze import table_makers
 from rankscope.analyze.metric import METRICS, Selection
-from rankscope.analyze.metrics import table_makers
 from rankscope.analyze.registry import RULES
 from rankscope.model.finding import Finding
 from rankscope.model.tables import Table, Trace

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rankscope.analyze import table_makers
 from rankscope.analyze.metric import METRICS, Selection
-from rankscope.analyze.metrics import table_makers
 from rankscope.model.tables import Table, Trace
 
 SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples" / "kineto"

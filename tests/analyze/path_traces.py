@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankscope.analyze.metrics import table_makers
+from rankscope.analyze import table_makers
 from rankscope.model.tables import Table, Trace
 
 BASE_NS = 1_700_000_000_000_000_000

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankscope.analyze.measured import left_out, measured
-from rankscope.analyze.metrics import METRICS
+from rankscope.analyze.metric import METRICS
 from rankscope.model.tables import Trace
 from rankscope.pipeline import diagnose, load
 from rankscope.simulate.execution import write_pairs

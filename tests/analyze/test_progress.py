@@ -99,7 +99,7 @@ def test_a_rank_that_told_nothing_in_one_reading_is_unknown_and_decides_nothing(
 
 
 def report_of(rule: str, severity: Severity, *ranks: int) -> Report:
-    finding = Finding("H105", rule, severity, "certain", "title", ranks=ranks)
+    finding = Finding(code="H105", rule=rule, severity=severity, certainty="certain", title="title", ranks=ranks)
     return Report("rankscope.report/1", Capture(("x",), (0, 1), 2, {}), (finding,), ())
 
 

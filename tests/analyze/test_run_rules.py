@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
 import pytest
 
 from analyze.building import Setting, job
-from rankscope.analyze import RULES, Rule, find_rule, rule, run_rules
+from rankscope.analyze import RULES, Effect, Skipped, find_rule, rule, run_rules
 from rankscope.errors import UsageError
-from rankscope.model.finding import SEVERITIES
+from rankscope.model.finding import SEVERITIES, Finding
 from rankscope.model.tables import Table, Trace
 
 
@@ -79,9 +82,13 @@ def test_a_rule_that_does_not_exist_is_answered_with_the_nearest() -> None:
     assert "H102" in str(refused.value.hint)
 
 
-def test_a_code_is_given_once() -> None:
-    before = dict(RULES)
-    with pytest.raises(ValueError, match="H102 is used twice"):
-        rule("H102", "another", needs=())(lambda _: iter(()))
-    assert before == RULES
-    assert all(isinstance(entry, Rule) for entry in RULES.values())
+def test_a_rule_gives_its_code_and_name_to_what_it_finds() -> None:
+    found = Finding(severity="error", certainty="certain", title="it hangs")
+
+    @rule("H190", "made-up", needs=())
+    def made_up(_: Trace) -> Iterator[Finding | Effect | Skipped]:
+        yield from (found, Effect(found), Skipped("nothing more"))
+
+    bound = msgspec.structs.replace(found, code="H190", rule="made-up")
+    assert list(made_up(Trace(()))) == [bound, Effect(bound), Skipped("nothing more")]
+    assert "H190" not in RULES, "only what is in its place is a rule"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rankscope.analyze import table_makers
 from rankscope.analyze.metric import METRICS
-from rankscope.analyze.metrics import table_makers
 from rankscope.analyze.registry import RULES, Skipped
 from rankscope.analyze.training.losses import is_training_loss
 from rankscope.model.finding import Finding

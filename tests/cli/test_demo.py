@@ -154,7 +154,9 @@ def test_a_wrong_verdict_is_called_wrong() -> None:
     wrong_rank = msgspec.structs.replace(finding, ranks=(7,))
     wrong_rule = msgspec.structs.replace(finding, rule="size-mismatch")
     healthy = Truth(None, (), "", "", None, None, "")
-    straggler = Finding("S201", "straggler", "warning", "likely", "rank 3 is late", ranks=(3,))
+    straggler = Finding(
+        code="S201", rule="straggler", severity="warning", certainty="likely", title="rank 3 is late", ranks=(3,)
+    )
     assert is_right(sample.report(finding), truth)
     assert not is_right(sample.report(wrong_rank), truth)
     assert not is_right(sample.report(wrong_rule, finding), truth)

@@ -169,7 +169,7 @@ def test_nothing_is_overwritten_without_force(
     ("arguments", "message"),
     [
         (("-o", "report.html"), "diagnose does not write web pages"),
-        (("-o", "report"), "use one of .txt, .json"),
+        (("-o", "report"), "use one of .json, .txt"),
         (("-o", "nosuch/report.txt"), "the folder nosuch does not exist"),
         (("-o", "folder.txt", "--force"), "is a folder"),
         (("-o", "report.txt", "--json"), "--json and -o report.txt contradict each other"),

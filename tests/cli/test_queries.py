@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rankscope
-from rankscope.analyze.metrics import table_makers
+from rankscope.analyze import table_makers
 from rankscope.cli import main
 from rankscope.model.tables import Table, Trace
 from rankscope.simulate import Fault, JobSpec, Mesh, simulate

@@ -1,4 +1,4 @@
-"""What every reader promises. A new one takes part as soon as it is in READERS and has files in tests/data/NAME."""
+"""What every reader promises. A new one takes part as soon as it is in read/ and has files in tests/data/NAME."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.foreign import CONTENTS
 from rankscope.errors import BadFileError
 from rankscope.model.database import load_table
 from rankscope.model.tables import SCHEMA, Part, Table, Text, Trace
-from rankscope.read import READERS, Reader, own_readers
+from rankscope.read import Reader, own_readers
 from rankscope.read.cache import entry_name
 from rankscope.read.files import Source, name_source
 from read.metric_files import record_ends
@@ -30,8 +30,8 @@ KIND_OF_EVENT = re.compile(rb'"(?:ph|cat)": ?"(\w+)"')
 LOGS = {"compile_log", "torch_logs", "thread_stacks", "metrics", "metric_log", "tensorboard", "wandb"}
 FILE_ID = 7
 
-_READERS = dict(zip(READERS, own_readers(), strict=True))
-SAMPLES = [(name, path) for name in READERS for path in sorted((DATA / name).glob("*")) if path.is_file()]
+_READERS = {getattr(reader, "__name__", "").removeprefix("rankscope.read."): reader for reader in own_readers()}
+SAMPLES = [(name, path) for name in _READERS for path in sorted((DATA / name).glob("*")) if path.is_file()]
 each_reader = pytest.mark.parametrize("reader", _READERS.values(), ids=list(_READERS))
 each_sample = pytest.mark.parametrize(("name", "path"), SAMPLES, ids=[f"{name}/{path.name}" for name, path in SAMPLES])
 # Which pickle a pickle is shows only when it is read.

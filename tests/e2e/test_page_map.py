@@ -43,7 +43,16 @@ def mismatch(folder: Path) -> Path:
     programs = {rank: [*[DONE] * 39, ODD if rank == 2 else WAITING] for rank in range(4)}
     trace = job(programs, Setting(hosts={0: "gpu-a", 1: "gpu-a", 2: "gpu-b", 3: "gpu-b"}))
     group = GroupRef("1", "dp", (0, 1, 2, 3))
-    found = Finding("H102", "op-mismatch", "error", "certain", "odd", (2,), group, CollectiveRef(40, "all_reduce"))
+    found = Finding(
+        code="H102",
+        rule="op-mismatch",
+        severity="error",
+        certainty="certain",
+        title="odd",
+        ranks=(2,),
+        group=group,
+        collective=CollectiveRef(40, "all_reduce"),
+    )
     return written(folder, trace, found)
 
 

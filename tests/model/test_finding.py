@@ -18,7 +18,9 @@ from rankscope.model.finding import (
     ranks_phrase,
 )
 
-FINDING = Finding("H102", "op-mismatch", "error", "certain", "rank 1 is odd", ranks=(1,))
+FINDING = Finding(
+    code="H102", rule="op-mismatch", severity="error", certainty="certain", title="rank 1 is odd", ranks=(1,)
+)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from rankscope.analyze.covered import describe_capture
 from rankscope.errors import BadFileError
 from rankscope.model.tables import Table
-from rankscope.pipeline import describe_capture, load
+from rankscope.pipeline import load
 from rankscope.read import metrics
 from rankscope.read.files import Source, name_source
 from read.collected_files import START_NS, metric_lines

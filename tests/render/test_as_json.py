@@ -76,7 +76,14 @@ def test_every_character_survives_as_an_escape() -> None:
 
 def test_numbers_from_columns_are_plain_numbers() -> None:
     facts = {"rank": np.int32(3), "late_ns": np.arange(2)}
-    finding = Finding("S201", "straggler", "warning", "likely", "late", evidence=Evidence(facts=facts))
+    finding = Finding(
+        code="S201",
+        rule="straggler",
+        severity="warning",
+        certainty="likely",
+        title="late",
+        evidence=Evidence(facts=facts),
+    )
     assert parsed(sample.report(finding))["findings"][0]["evidence"]["facts"] == {"rank": 3, "late_ns": [0, 1]}
 
 

@@ -53,8 +53,6 @@ def collection_incomplete(trace: Trace) -> Iterator[Finding | Effect]:
         is_failure = is_absent and not (what == "profiling" and ranks <= too_short)
         whose = ranks_phrase(ranks) if what == _RANK else f"{what} of {ranks_phrase(ranks)}"
         yield Finding(
-            code="D909",
-            rule="collection-incomplete",
             severity="warning" if is_failure or what == _RANK else "info",
             certainty="certain",
             title=f"{whose}{' is missing' if is_absent else ''}: {text}",
@@ -128,8 +126,6 @@ def other_runs(trace: Trace) -> Iterator[Finding | Effect]:
     yield from _other_captures([row for row in files.rows() if row["status"] == "other-capture"])
     if rows:
         yield Finding(
-            code="D910",
-            rule="other-runs",
             severity="info",
             certainty="certain",
             title=f"{count_noun(len(rows), 'other run')} of this job in the same folder, not read",
@@ -143,8 +139,6 @@ def _other_captures(rows: list[dict[str, Any]]) -> Iterator[Finding]:
     problems = dict.fromkeys((row["problem"], row["hint"]) for row in rows)
     if problems:
         yield Finding(
-            code="D910",
-            rule="other-runs",
             # A job that ran at the same time may be the one that hangs; an older one is history.
             severity="warning" if any("at the same time" in problem for problem, _ in problems) else "info",
             certainty="likely",

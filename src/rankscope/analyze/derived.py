@@ -1,14 +1,16 @@
-"""What several analyses need is computed once per trace and kept with it."""
+"""What several analyses need is computed once per trace and kept with it: derived tables, and what has no table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from rankscope.model.tables import Table, Trace
+from rankscope.model.parts import Declared
+from rankscope.model.tables import Table, Trace, concat
 
 Result = TypeVar("Result")
+MakerFunction = Callable[[Trace], Table]
 
 
 def derived(trace: Trace, make: Callable[[Trace], Result]) -> Result:
@@ -20,14 +22,24 @@ def derived(trace: Trace, make: Callable[[Trace], Result]) -> Result:
     return result
 
 
-def makers_in(package: str, modules: Mapping[str, str]) -> dict[str, Callable[[Trace], Table]]:
-    """How derived tables are made: by the function of the table's name in a module of the package, imported on use."""
-    return {table: _maker(table, f"{package}.{module}") for table, module in modules.items()}
+def table(name: str, *, needs: tuple[str, ...]) -> Callable[[MakerFunction], MakerFunction]:
+    """Says that a function makes a derived table, when somebody first asks for it. The arguments are literals.
+
+    It is not called for a capture that has none of the tables it needs: the table is then empty.
+    """
+    return lambda function: function
 
 
-def _maker(table: str, module: str) -> Callable[[Trace], Table]:
-    def make(trace: Trace) -> Table:
-        made: Table = getattr(import_module(module), table)(trace)
+@dataclass(frozen=True)
+class Maker:
+    """Makes a derived table. Its module is imported only where there is something to make it from."""
+
+    part: Declared
+    name: str
+    needs: tuple[str, ...]
+
+    def __call__(self, trace: Trace) -> Table:
+        if not any(map(trace.has, self.needs)):
+            return concat(self.name, [])
+        made: Table = self.part.load()(trace)
         return made
-
-    return make

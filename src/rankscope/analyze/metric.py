@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from rankscope.analyze.measured import measured
 from rankscope.errors import UsageError, did_you_mean
+from rankscope.model.parts import Catalogue, Declared, Entry, declared_parts, load_module
 from rankscope.model.tables import Table, Trace
 
 Parameter = int | float | str
@@ -42,17 +44,37 @@ MetricFunction = Callable[[Trace, Selection], Table]
 
 @dataclass(frozen=True)
 class Metric:
+    part: Declared
     name: str  # on the command line
     table: str  # in the schema
     needs: tuple[str, ...]
-    settings: Mapping[str, Parameter]  # with their defaults, in the order in which they are shown
-    doc: str
-    function: MetricFunction
-    has_rows: Callable[[Trace], bool] | None = None  # where rows in the tables that it needs are not enough
+    settings: Mapping[str, Parameter] = field(default_factory=dict)  # with their defaults, in the order shown
+    # Where rows in the tables that it needs are not enough: a function of its module, and how to record what it wants.
+    applies_if: tuple[str, str] = ("", "")
+    of_all_profiles: bool = False  # its table also covers what the observer slowed down
+
+    @property
+    def function(self) -> MetricFunction:
+        """Imported on use, as that of a rule."""
+        function: MetricFunction = self.part.load()
+        return function
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.function) or ""
 
     @property
     def summary(self) -> str:
         return self.doc.partition("\n")[0]
+
+    def applies(self, trace: Trace) -> bool:
+        """Whether it has rows for a trace that has the tables it needs."""
+        function, _ = self.applies_if
+        return not function or bool(getattr(load_module(self.part.module), function)(trace))
+
+    def make(self, trace: Trace) -> Table:
+        """Its derived table, over the whole capture."""
+        return self.compute(trace if self.of_all_profiles else measured(trace))
 
     def compute(self, trace: Trace, selection: Selection = EVERYTHING) -> Table:
         unknown = [name for name in selection.settings if name not in self.settings]
@@ -65,7 +87,13 @@ class Metric:
         )
 
 
-METRICS: dict[str, Metric] = {}
+def _found_metrics() -> Iterator[Entry[Metric]]:
+    for part in declared_parts("metric", "analyze"):
+        found = Metric(part, *part.values, **part.settings)
+        yield found.name, part.module, found
+
+
+METRICS: Catalogue[Metric] = Catalogue(_found_metrics)
 
 
 def metric(
@@ -74,18 +102,14 @@ def metric(
     *,
     needs: tuple[str, ...],
     settings: Mapping[str, Parameter] | None = None,
-    has_rows: Callable[[Trace], bool] | None = None,
+    applies_if: tuple[str, str] = ("", ""),
+    of_all_profiles: bool = False,
 ) -> Callable[[MetricFunction], MetricFunction]:
-    """Registers a function whose docstring is the metric's manual: its first line says what a row is."""
+    """Says that a function measures something: `Metric` says what the arguments mean, which are literals.
 
-    def register(function: MetricFunction) -> MetricFunction:
-        if name in METRICS:
-            raise ValueError(f"metric {name} is defined twice")
-        text = inspect.getdoc(function) or ""
-        METRICS[name] = Metric(name, table, needs, dict(settings or {}), text, function, has_rows)
-        return function
-
-    return register
+    Its docstring is the metric's manual: the first line says what a row is.
+    """
+    return lambda function: function
 
 
 def find_metric(wanted: str) -> Metric:

@@ -1,14 +1,18 @@
-"""Rules: one function each, registered by code and name; its docstring is its manual page."""
+"""Rules: one function each, which says its code and name once; its docstring is its manual page."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import NamedTuple
+
+import msgspec
 
 from rankscope.errors import UsageError
 from rankscope.model.finding import Finding
+from rankscope.model.parts import Catalogue, Declared, Entry, declared_parts
 from rankscope.model.tables import Trace
 
 
@@ -24,31 +28,81 @@ class Skipped(NamedTuple):
     why: str
 
 
-RuleFunction = Callable[[Trace], Iterator["Finding | Effect | Skipped"]]
+Result = Finding | Effect | Skipped
+RuleFunction = Callable[[Trace], Iterator[Result]]
 
 
 @dataclass(frozen=True)
 class Rule:
+    part: Declared
     code: str
     name: str
     needs: tuple[str, ...]
-    doc: str
-    function: RuleFunction
+
+    @property
+    def function(self) -> RuleFunction:
+        """Imported on use: a capture without the tables that the rule needs never loads it."""
+        function: RuleFunction = self.part.load()
+        return function
+
+    @property
+    def doc(self) -> str:
+        return inspect.getdoc(self.function) or ""
+
+    @property
+    def summary(self) -> str:
+        return self.doc.strip().partition("\n")[0]
+
+    def bound(self, finding: Finding) -> Finding:
+        """The finding with the code and the name of this rule."""
+        return msgspec.structs.replace(finding, code=self.code, rule=self.name)
 
 
-RULES: dict[str, Rule] = {}
+def _found_rules() -> Iterator[Entry[Rule]]:
+    for part in declared_parts("rule", "analyze"):
+        found = Rule(part, *part.values, **part.settings)
+        yield found.code, part.module, found
+
+
+RULES: Catalogue[Rule] = Catalogue(_found_rules)
+
+
+class Meanings(Mapping[str, str]):
+    """What each rule finds, in one sentence, by its code. Only the rules that are asked for are loaded."""
+
+    def __getitem__(self, code: str) -> str:
+        return RULES[code].summary
+
+    def __contains__(self, code: object) -> bool:
+        return code in RULES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(RULES)
+
+    def __len__(self) -> int:
+        return len(RULES)
 
 
 def rule(code: str, name: str, *, needs: tuple[str, ...]) -> Callable[[RuleFunction], RuleFunction]:
-    """Registers a function that yields findings. It is skipped, and listed as such, when a table it needs is absent."""
+    """Says that a function is a rule: its findings get the code and the name.
 
-    def register(function: RuleFunction) -> RuleFunction:
-        if code in RULES:
-            raise ValueError(f"code {code} is used twice")
-        RULES[code] = Rule(code, name, needs, inspect.getdoc(function) or "", function)
-        return function
+    It is not called, and listed as not checked, when a table that it needs is absent. The arguments are literals.
+    """
 
-    return register
+    def bind(function: RuleFunction) -> RuleFunction:
+        @wraps(function)
+        def bound(trace: Trace) -> Iterator[Result]:
+            for result in function(trace):
+                if isinstance(result, Skipped):
+                    yield result
+                elif isinstance(result, Effect):
+                    yield Effect(msgspec.structs.replace(result.finding, code=code, rule=name))
+                else:
+                    yield msgspec.structs.replace(result, code=code, rule=name)
+
+        return bound
+
+    return bind
 
 
 def find_rule(wanted: str) -> Rule:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankscope.analyze import importance
 from rankscope.analyze.hangs.outside_waits import OutsideWait, outside_waits
+from rankscope.analyze.judging import importance
+from rankscope.analyze.registry import find_rule
 from rankscope.model.finding import Check, Evidence, Finding, ranks_phrase
 from rankscope.model.tables import Trace
 
@@ -157,10 +158,8 @@ def _of_awaited(finding: Finding, wait: Held, waiting: Judged) -> Finding:
     ranks = tuple(sorted(set(calls.array("rank")[calls.text("group_name").equals(finding.group.name)].tolist())))
     call = f"{finding.collective.op} of group {finding.group.name}"
     waiting_ranks = f"{ranks_phrase(wait.ranks)} of {waiting.name} {'is' if len(wait.ranks) == 1 else 'are'} waiting"
-    return msgspec.structs.replace(
+    never_came = msgspec.structs.replace(
         finding,
-        code="H105",
-        rule="rank-stuck",
         certainty="likely",
         title=f"{ranks_phrase(ranks)} never reached the {call} that {waiting_ranks} in",
         ranks=ranks,
@@ -174,6 +173,7 @@ def _of_awaited(finding: Finding, wait: Held, waiting: Judged) -> Finding:
         ),
         help=f"collect the stacks of {ranks_phrase(ranks)} of {wait.awaited.name} to see what keeps it from the call",
     )
+    return find_rule("rank-stuck").bound(never_came)
 
 
 def _with_held_up(finding: Finding, waiting: Sequence[tuple[Judged, Held]]) -> Finding:

@@ -139,10 +139,9 @@ def _damage(trace: Trace) -> Iterator[str]:
 
 
 def _write(trace: Trace, report: Report, args: Namespace, progress: Progress) -> list[RankTree]:
-    from rankscope.analyze import RULES
+    from rankscope.analyze import Meanings
     from rankscope.render.compile_tree.outputs import TreeOptions, plan_ranks
 
-    meanings = {rule.code: rule.doc.strip().splitlines()[0] for rule in RULES.values()}
     header = getattr(args, "header_html", "")  # of rankscope tlparse
     options = TreeOptions(
         plain_text=args.plain_text,
@@ -150,7 +149,7 @@ def _write(trace: Trace, report: Report, args: Namespace, progress: Progress) ->
         export=args.export,
         provenance=args.provenance,
         base=os.getcwd(),
-        meanings=meanings,
+        meanings=Meanings(),
         header_html=header,
         progress=progress,
     )

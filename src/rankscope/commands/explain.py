@@ -43,7 +43,7 @@ def _show_all(rules: list[Rule], args: Namespace) -> None:
         return
     bold = _bold(args)
     n_name = max((len(rule.name) for rule in rules), default=0)
-    output.print_lines(f"{bold(rule.code)}  {rule.name:{n_name}}  {_summary(rule)}" for rule in rules)
+    output.print_lines(f"{bold(rule.code)}  {rule.name:{n_name}}  {rule.summary}" for rule in rules)
     if rules:
         output.print_lines(["", f"Next: {bold(f'rankscope explain {rules[0].code}')}"])
 
@@ -56,16 +56,12 @@ def _page(rule: Rule, bold: Callable[[str], str]) -> Iterator[str]:
         yield bold(heading) + line[len(heading) :] if heading else line
 
 
-def _summary(rule: Rule) -> str:
-    return rule.doc.strip().splitlines()[0]
-
-
 def _as_record(rule: Rule) -> dict[str, Any]:
     return {
         "code": rule.code,
         "rule": rule.name,
         "needs": list(rule.needs),
-        "summary": _summary(rule),
+        "summary": rule.summary,
         "text": rule.doc,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rankscope.commands.loading import load_trace
-from rankscope.commands.metric_needs import RECORDED_BY, absent_tables, all_metrics, how_to_record
+from rankscope.commands.metric_needs import absent_tables, all_metrics, how_to_record
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -42,10 +42,10 @@ def _describe(metric: Metric, trace: Trace | None) -> dict[str, Any]:
     record: dict[str, Any] = {"metric": metric.name, "table": metric.table, "about": metric.summary}
     record["settings"] = dict(metric.settings)
     if trace is not None:
-        absent = absent_tables(trace, metric)
-        if not absent and metric.has_rows is not None and not metric.has_rows(trace):
-            absent = [metric.name]
-        record |= {"available": not absent, "missing": absent, "recorded_by": how_to_record(absent)}
+        absent, recorded_by = absent_tables(trace, metric), ""
+        if not absent and not metric.applies(trace):
+            absent, recorded_by = [metric.name], metric.applies_if[1]
+        record |= {"available": not absent, "missing": absent, "recorded_by": recorded_by or how_to_record(absent)}
     return record
 
 
@@ -74,7 +74,7 @@ def _absent_lines(records: list[dict[str, Any]]) -> Iterator[str]:
     absent: dict[str, list[str]] = {}
     for record in records:
         if not record.get("available", True):
-            absent.setdefault(record.get("recorded_by") or RECORDED_BY["profiles"], []).append(record["metric"])
+            absent.setdefault(record.get("recorded_by") or how_to_record(["profiles"]), []).append(record["metric"])
     for recorded_by, names in absent.items():
         yield ""
         yield f"Not in this capture: {', '.join(names)}"

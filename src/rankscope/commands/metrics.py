@@ -9,7 +9,7 @@ from rankscope.commands import output
 from rankscope.commands.fr import parse_ranks
 from rankscope.commands.loading import add_reading_options, load_trace
 from rankscope.commands.metric_catalog import DIFF, catalog, manual
-from rankscope.commands.metric_needs import RECORDED_BY, absent_tables, all_metrics, how_to_record
+from rankscope.commands.metric_needs import absent_tables, all_metrics, how_to_record
 from rankscope.errors import InputError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _diff(args: Namespace, chosen: str) -> Iterator[str]:
     for trace, paths in ((after, args.paths), (before, [args.against])):
         if not trace.has("profiles"):
             raise InputError(
-                f"no profiler trace in {' '.join(paths)}", f"diff needs traces from {RECORDED_BY['profiles']}"
+                f"no profiler trace in {' '.join(paths)}", f"diff needs traces from {how_to_record(['profiles'])}"
             )
     sizes = [tuple(map(len, _ranks_and_steps(trace, selection))) for trace in (before, after)]
     notes = [] if sizes[0] == sizes[1] else ["different numbers of ranks or steps: select with --ranks and --steps"]

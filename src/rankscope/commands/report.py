@@ -70,7 +70,7 @@ def run(args: Namespace) -> int:
 
 
 def page_options(args: Namespace, *, is_served: bool = False) -> PageOptions:
-    from rankscope.analyze import RULES
+    from rankscope.analyze import Meanings
     from rankscope.render.page.contents import MAX_BYTES, PageOptions
 
     return PageOptions(
@@ -78,7 +78,7 @@ def page_options(args: Namespace, *, is_served: bool = False) -> PageOptions:
         redact=args.redact,
         base=os.getcwd(),
         max_bytes=getattr(args, "max_size", None) or MAX_BYTES,
-        meanings={rule.code: rule.doc.strip().splitlines()[0] for rule in RULES.values()},
+        meanings=Meanings(),
         is_served=is_served,
     )
 

@@ -32,8 +32,10 @@ def run(args: Namespace) -> int:
 
 def _chosen(asked: Sequence[str] | None) -> Collection[str]:
     from rankscope.errors import did_you_mean
+    from rankscope.model.parts import other_modules
     from rankscope.model.tables import SCHEMA
 
+    other_modules()  # may declare tables
     for name in asked or ():
         if name not in SCHEMA:
             hint = did_you_mean(name, SCHEMA) or "rankscope tables lists them all"

@@ -84,11 +84,11 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     capture: int | None = None  # number of the world that it is about, if there are several (see capture.worlds)
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong. `ranks` are the culprits; `location` is their own line of code."""
 
-    code: str
-    rule: str
+    code: str = ""  # this and the next: filled in by the rule that yields it (see analyze/registry.py)
+    rule: str = ""
     severity: Severity
     certainty: Certainty
     title: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.model.schema import TableSpec, spec
+from rankscope.model.schema import Missing, TableSpec, spec
 
 COLLECTED_TABLES: tuple[TableSpec, ...] = (
     spec(
@@ -23,6 +23,11 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         stack_id     int32  Its stack.
         site_id      int32  The innermost frame of the stack that is the user's own code (see frames).
         """,
+        missing=Missing(
+            "no thread stacks in this capture: record with `rankscope record`, or with py-spy dump",
+            setting="stacks",
+            none_came="no thread stacks: they are written when a job hangs or fails, or on request",
+        ),
     ),
     spec(
         "metrics",
@@ -35,6 +40,11 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         name     text     step_time_s, loss, threads_without_core, host_memory_bytes, ..., or the job's own name for it.
         value    float64  The value.
         """,
+        missing=Missing(
+            "no metrics in this capture: record with `rankscope record`",
+            record_with="rankscope record, or put TensorBoard, Weights & Biases, CSV or JSON-lines logs "
+            "beside the traces",
+        ),
     ),
     spec(
         "metric_summary",
@@ -54,6 +64,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         first_not_finite_step  int64    First step with such a value.
         """,
         storage="derived",
+        source="metrics",
     ),
     spec(
         "manifests",
@@ -81,6 +92,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         steps_by         text   How many steps each kind of sign found, as JSON; the last sign is the one in use.
         asked            text   What the collector was asked to record, as JSON.
         """,
+        missing="no manifest in this capture: it was not made by `rankscope record`",
     ),
     spec(
         "collected_files",
@@ -92,6 +104,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         file     text   Its name within the folder.
         n_bytes  int64  Its size.
         """,
+        source="manifests",
     ),
     spec(
         "collection_problems",
@@ -103,5 +116,6 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         problem  text   What went wrong.
         hint     text   What to do about it.
         """,
+        source="manifests",
     ),
 )

@@ -5,10 +5,14 @@ Times in these tables are on one common clock: those of the traces less the offs
 
 from __future__ import annotations
 
+from functools import partial
+
 from rankscope.model.schema import TableSpec, spec
 
+_derived = partial(spec, storage="derived", source="profiles")
+
 COMM_TABLES: tuple[TableSpec, ...] = (
-    spec(
+    _derived(
         "comm_groups",
         "Groups of ranks that communicate with each other, as named in profiler traces or inferred from traffic.",
         """
@@ -21,9 +25,8 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         n_hosts          int32    Hosts of the members, as far as known.
         n_calls          int64    Calls of all members together.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "comm_matches",
         "Logical collectives and transfers: what the calls of several ranks did together.",
         """
@@ -51,9 +54,8 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         algorithm_gbps      float64  Bytes divided by transfer time, in GB/s.
         bus_gbps            float64  Bus bandwidth in GB/s, as nccl-tests defines it: comparable between group sizes.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "comm_calls",
         "For each row of comms: the logical call it was part of, and what its time went into.",
         """
@@ -71,9 +73,8 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         exposed_ns          int64    The part of its time in which the rank did nothing else.
         is_last             bool     True for the member that joined last.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "profile_clocks",
         "How far off the clock of each trace is, estimated from the ends of the collectives that ranks share.",
         """
@@ -88,9 +89,8 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         n_shared            int64    Calls shared with other clocks.
         is_aligned          bool     True when the offset is known, or when there is no other clock.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "comm_waits",
         "Per rank, group and operation: how much communication time was waiting for peers and how much moving data.",
         """
@@ -105,9 +105,8 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         exposed_ns          int64    The part of their time in which the rank did nothing else.
         wait_pct            float64  wait_ns of total_ns.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "comm_bandwidth",
         "Per group, operation and size: how fast data moved once all members had joined.",
         """
@@ -125,9 +124,8 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         slowest_gbps        float64  The lowest bus bandwidth.
         fastest_gbps        float64  The highest bus bandwidth.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "comm_imbalance",
         "Per rank: how much more or less it sends and receives than the other members of the same calls.",
         """
@@ -143,9 +141,8 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         sent_ratio          float64  sent_bytes divided by the mean.
         received_ratio      float64  received_bytes divided by the mean.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "arrivals",
         "Per rank and group: how often it joined last, and what that cost the others.",
         """
@@ -159,9 +156,8 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         max_lateness_ns     int64    The longest such delay.
         caused_wait_ns      int64    Total time that all others waited for it.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "stragglers",
         "Per rank: how much less it communicates than its peers; the others wait for the rank with the least.",
         """
@@ -177,9 +173,8 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         step_ns             int64    Mean duration of a step.
         cost_pct            float64  cost_ns of step_ns.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "late_causes",
         "Per rank that others wait for: what it spends more time on than its peers, per step in which it is late.",
         """
@@ -192,6 +187,5 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         excess_ns           int64    The difference.
         late_ns             int64    The delay to explain, per step.
         """,
-        "derived",
     ),
 )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from rankscope.model.schema import TableSpec, spec
+from functools import partial
+
+from rankscope.model.schema import Missing, TableSpec, spec
+
+_spec = partial(spec, source="compile_logs")
+_logged = partial(Missing, is_always_logged=True)
 
 COMPILE_TABLES: tuple[TableSpec, ...] = (
     spec(
@@ -24,8 +29,13 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         clock          text   absolute (year and zone taken from the records) or assumed (they have no absolute time).
         torch_version  text   Version of torch, where recorded.
         """,
+        missing=Missing(
+            "no torch.compile logs in this capture: record with TORCH_TRACE=FOLDER",
+            setting="compile_log",
+            none_came="nothing was compiled",
+        ),
     ),
-    spec(
+    _spec(
         "compile_records",
         "Index of the TORCH_TRACE files: one row per record, with the position of its header and payload.",
         """
@@ -49,8 +59,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         payload_start     int64  Byte at which the payload begins, tabs and all.
         n_payload_bytes   int64  Length of the payload with its tabs; 0 without one.
         """,
+        missing="no compile_records in the logs",
     ),
-    spec(
+    _spec(
         "compilations",
         "One row per compilation and phase, from the metrics that torch logs at its end.",
         """
@@ -102,8 +113,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         n_aot_hits         int64  Hits of AOTAutograd's cache.
         n_aot_misses       int64  Misses of AOTAutograd's cache.
         """,
+        missing=_logged("no compilations in this log: run with TORCH_TRACE=FOLDER"),
     ),
-    spec(
+    _spec(
         "compile_stacks",
         "The Python call stack when each frame was compiled, outermost call first.",
         """
@@ -118,7 +130,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         is_user     bool   False for frames of torch and of Python itself.
         """,
     ),
-    spec(
+    _spec(
         "graph_breaks",
         "Graph breaks: every place where tracing stopped and the graph was split.",
         """
@@ -140,8 +152,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         caller_file  text   The user's line that led there, if the break is in library code.
         caller_line  int32  Its line.
         """,
+        missing=_logged("no graph breaks in this log: run with TORCH_LOGS=graph_breaks, or TORCH_TRACE=FOLDER"),
     ),
-    spec(
+    _spec(
         "recompiles",
         "One row per failed guard, that is per compiled version that did not match a call.",
         """
@@ -164,8 +177,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         code              text   The line of code.
         hint              text   Torch's hint.
         """,
+        missing=_logged("no recompilations in this log: run with TORCH_LOGS=recompiles, or TORCH_TRACE=FOLDER"),
     ),
-    spec(
+    _spec(
         "guards",
         "Decisions about symbolic shapes: symbols made, guards added, dimensions made constant.",
         """
@@ -185,8 +199,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         function    text   Its function.
         code        text   The line of code.
         """,
+        missing=_logged("no symbolic shapes in this log: run with TORCH_LOGS=dynamic, or TORCH_TRACE=FOLDER"),
     ),
-    spec(
+    _spec(
         "cache_events",
         "Every lookup in a compile cache.",
         """
@@ -205,8 +220,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         reason      text   Why the cache was bypassed.
         taken_ns    int64  Time taken, or saved by a hit, as recorded.
         """,
+        missing=_logged("no cache lookups in this log: run with TORCH_TRACE=FOLDER"),
     ),
-    spec(
+    _spec(
         "compile_errors",
         "Errors that the compiler logged, with the line in the user's code.",
         """
@@ -223,8 +239,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         function    text   Its function.
         code        text   The line of code.
         """,
+        missing=_logged("no compiler errors in this log"),
     ),
-    spec(
+    _spec(
         "log_lines",
         "Messages in TORCH_LOGS text; a message of several lines is one row.",
         """
@@ -241,8 +258,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         channel     text   The logging channel: recompiles, graph_breaks, guards, perf_hints, ...
         message     text   The text.
         """,
+        missing="no TORCH_LOGS output in this capture",
     ),
-    spec(
+    _spec(
         "compile_events",
         "The phases of each compilation: spans that are nested properly, and single moments.",
         """
@@ -261,7 +279,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         """,
         "derived",
     ),
-    spec(
+    _spec(
         "compile_ledger",
         "What compiling cost: one row per rank and line of code, the most expensive first.",
         """
@@ -287,8 +305,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         runtime_ns      int64  Of the total: when the compiled code ran.
         """,
         "derived",
+        missing="no compile times in the logs: record with TORCH_TRACE=FOLDER",
     ),
-    spec(
+    _spec(
         "compile_graphs",
         "The graphs that each rank captured, in order, with a fingerprint that ignores what may differ between ranks.",
         """
@@ -305,8 +324,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         function     text   The function.
         """,
         "derived",
+        missing="no compile_graphs in the logs",
     ),
-    spec(
+    _spec(
         "compile_collectives",
         "The collectives of each compiled graph, in the order in which the code runs them.",
         """
@@ -319,8 +339,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         op          text   Operation, as the compiler names it.
         """,
         "derived",
+        missing="no collective schedules in the logs: none were compiled, or torch is older than 2.8",
     ),
-    spec(
+    _spec(
         "compile_estimates",
         "How long the compiler expects each operation of a graph to take.",
         """
@@ -336,8 +357,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         outputs      text   Shape, stride and type of its outputs, as JSON.
         """,
         "derived",
+        missing="no runtime estimates in the logs: run with LOG_TLPARSE=1",
     ),
-    spec(
+    _spec(
         "graph_executions",
         "The order in which each rank ran its compiled graphs.",
         """
@@ -349,5 +371,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         compile_id  text   The compilation whose code ran.
         """,
         "derived",
+        missing="no execution order in the logs: run under "
+        "torch._inductor.debug.record_and_log_graph_execution_order()",
     ),
 )

@@ -5,10 +5,14 @@ A traced process is a file and a rank: a rank that was traced twice has two rows
 
 from __future__ import annotations
 
+from functools import partial
+
 from rankscope.model.schema import TableSpec, spec
 
+_derived = partial(spec, storage="derived", source="profiles")
+
 DEVICE_TABLES: tuple[TableSpec, ...] = (
-    spec(
+    _derived(
         "temporal_breakdown",
         "Per traced process: how long its device computed, did other work, and was idle.",
         """
@@ -23,9 +27,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         compute_pct      float64  Share of kernel_ns.
         non_compute_pct  float64  Share of kernel_ns.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "comm_overlap",
         "Per traced process: communication, and how much of it was hidden behind computation.",
         """
@@ -37,9 +40,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         exposed_comm_ns  int64    Communication without computation.
         overlap_pct      float64  Share of the communication that computation hid.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "kernel_types",
         "Time per combination of types of work that ran at once, summed over processes.",
         """
@@ -47,9 +49,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         total_ns         int64    Time in which exactly these ran.
         share_pct        float64  Share of the time in which anything ran.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "kernel_breakdown",
         "Per rank and name of a kernel, copy or fill: how often and how long.",
         """
@@ -64,9 +65,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         std_ns           int64    Standard deviation of the duration; NULL for a single run.
         share_pct        float64  Share of the rank's kernel time.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "idle_breakdown",
         "Per stream and cause: time in which the stream was idle.",
         """
@@ -82,9 +82,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         mean_ns          int64    Mean gap.
         share_pct        float64  Share of the stream's idle time.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "step_breakdown",
         "Per traced process and step: where the time went. The eight parts add up to the duration.",
         """
@@ -104,9 +103,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         device_busy_ns    int64    Anything ran on the device.
         device_busy_pct   float64  Share of the step.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "device_utilisation",
         "Per traced process: how well its steps used the device.",
         """
@@ -120,9 +118,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         occupancy_pct      float64  Estimated occupancy, weighted by duration.
         tensor_core_pct    float64  Share of compute time in kernels whose names show tensor core instructions.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "memory_bandwidth",
         "Bandwidth of copies and fills over time: one row per change.",
         """
@@ -132,9 +129,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         time_ns          int64    When.
         bandwidth_gbps   float64  Combined GB/s from this time on.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "bandwidth_summary",
         "Per rank and kind of copy or fill: sizes, time and bandwidth.",
         """
@@ -149,9 +145,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         max_gbps         float64  The fastest.
         mean_gbps        float64  Weighted by duration.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "memory_timeline",
         "Memory of a device over time: one row per allocation or free.",
         """
@@ -163,9 +158,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         allocated_bytes  int64    Bytes in use afterwards.
         reserved_bytes   int64    Bytes that the allocator holds afterwards.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "memory_peaks",
         "Per traced process and device: the most memory in use, and whether it grows from step to step.",
         """
@@ -185,9 +179,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         growth_bytes     int64    Median growth from the end of a step to the end of the next; 0 when it shrinks.
         n_grown          int64    Steps that ended with more memory in use than the step before.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "counter_ops",
         "Hardware counters of a kernel range, with the operators that launched the kernel.",
         """
@@ -203,9 +196,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         top_op           text     Outermost operator around the launch.
         op_stack         text     All operators around the launch, outermost first, as JSON.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "annotation_breakdown",
         "Per rank and annotation: count, duration, and its work on the device.",
         """
@@ -220,6 +212,5 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         n_kernels        int64    Kernels launched inside; on the device: running inside.
         kernel_ns        int64    Total duration.
         """,
-        "derived",
     ),
 )

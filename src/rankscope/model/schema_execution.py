@@ -6,7 +6,11 @@ and its kernel_id.
 
 from __future__ import annotations
 
+from functools import partial
+
 from rankscope.model.schema import TableSpec, spec
+
+_spec = partial(spec, source="et_traces")
 
 EXECUTION_TABLES: tuple[TableSpec, ...] = (
     spec(
@@ -26,8 +30,9 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         is_cut           bool     True when the file is truncated.
         extra            text     All other fields of the file, as JSON.
         """,
+        missing="no execution traces in this capture",
     ),
-    spec(
+    _spec(
         "et_groups",
         "Process groups as execution traces describe them.",
         """
@@ -40,7 +45,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         size             int32    Members of the group.
         """,
     ),
-    spec(
+    _spec(
         "et_nodes",
         "Nodes of execution traces: operators, annotations, and the roots that hold them.",
         """
@@ -79,7 +84,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         """,
         "parts",
     ),
-    spec(
+    _spec(
         "et_tensors",
         "Input and output tensors of the nodes of execution traces.",
         """
@@ -99,7 +104,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         """,
         "parts",
     ),
-    spec(
+    _spec(
         "et_pairs",
         "Which profiler trace belongs to each execution trace, and how many of its nodes were found there.",
         """
@@ -119,7 +124,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         """,
         "derived",
     ),
-    spec(
+    _spec(
         "et_links",
         "For each node of an execution trace: its event in the profiler trace, and how long it took.",
         """
@@ -140,7 +145,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         """,
         "derived",
     ),
-    spec(
+    _spec(
         "et_edges",
         "Dependencies in a linked trace: what has to happen before what.",
         """
@@ -156,7 +161,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         """,
         "derived",
     ),
-    spec(
+    _spec(
         "et_collectives",
         "Collectives and transfers of execution traces: one row per rank and call.",
         """
@@ -186,5 +191,6 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         place            int64    Position among the calls of its group: seq, else counted per rank (and peer and tag).
         """,
         "derived",
+        missing="no collectives in the execution traces",
     ),
 )

@@ -26,6 +26,7 @@ HANG_TABLES: tuple[TableSpec, ...] = (
         in_cycle         bool   True when the wait is part of a cycle of ranks that wait for each other.
         """,
         "derived",
+        source="ranks",
     ),
     spec(
         "standings",
@@ -40,5 +41,6 @@ HANG_TABLES: tuple[TableSpec, ...] = (
         site_id   int32  The innermost frame of the stack that is the user's own code (see frames).
         """,
         "derived",
+        source="ranks",
     ),
 )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rankscope.model.schema import TableSpec, spec
 
+_derived = partial(spec, storage="derived", source="profiles")
+
 HOST_TABLES: tuple[TableSpec, ...] = (
-    spec(
+    _derived(
         "call_tree",
         "Operators with their position in the call tree of their thread, ordered by `position`.",
         """
@@ -29,9 +33,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         kernel_below_ns  int64    Their time.
         step             int64    Step in which it started.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "op_breakdown",
         "Operators by name: host time, and the device time of the kernels that they launched.",
         """
@@ -46,9 +49,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         n_kernels_below  int64    Kernels launched by it and by the operators inside it.
         kernel_below_ns  int64    Their time.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "kernel_sequences",
         "Sequences of kernels that an operator launches repeatedly.",
         """
@@ -60,9 +62,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         kernel_ns        int64    Time of its kernels, total of all runs.
         cpu_ns           int64    Host time of the operator, total of all runs.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "op_kernel_delays",
         "How long an aten operator takes to launch, and its kernel to start.",
         """
@@ -74,9 +75,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         to_launch_ns     int64    Mean time from its start to the start of its first launch.
         to_kernel_ns     int64    Mean time from the start of that launch to the start of the first kernel.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "module_breakdown",
         "Modules (nn.Module) by name: host time, and device time of the kernels launched inside.",
         """
@@ -95,9 +95,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         n_kernels_backward  int64  Kernels of the backward pass of both.
         kernel_backward_ns  int64  Their time.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "launch_stats",
         "Calls that put work on the device.",
         """
@@ -114,9 +113,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         delay_ns         int64    From the end of the call to the start of its first kernel; 0 if it started earlier.
         step             int64    Step in which it was launched.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "launch_summary",
         "Launches per rank: how many were short, slow or delayed.",
         """
@@ -133,9 +131,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         median_delay_ns  int64    Median delay.
         max_delay_ns     int64    Longest delay.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "queue_length",
         "How many launches were queued on their stream: one row per change.",
         """
@@ -147,9 +144,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         n_queued         int64    Launches made whose first kernel has not begun.
         step             int64    Step of the launch or kernel that changed it.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "queue_summary",
         "How many launches were queued: one row per rank and stream.",
         """
@@ -162,9 +158,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         p95_queued       float64  95th percentile over the changes.
         max_queued       int64    Longest.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "queue_blocked",
         "How long the launch queue of a stream was full: the host then waits inside the launch.",
         """
@@ -177,9 +172,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         window_ns        int64    From the first to the last change of any queue of the rank.
         blocked_pct      float64  Share of that window.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "host_waits",
         "Calls in which the host waited for the device.",
         """
@@ -196,9 +190,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         annotation       text     The innermost annotation around it, other than steps.
         step             int64    Step in which it started.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "sync_calls",
         "Time that the host waited for the device, by call and operator, and the idle time that followed.",
         """
@@ -213,9 +206,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         n_idle           int64    How many of them were followed by an idle device.
         idle_ns          int64    How long it was idle then: the host had no work ready.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "idle_gaps",
         "Gaps in which a device ran nothing on any stream, and what the next kernel waited for.",
         """
@@ -231,7 +223,6 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         wait_call_id     int64    The host wait (host_waits) that caused it, if the cause is sync.
         step             int64    Step of the kernel that ended the gap.
         """,
-        "derived",
     ),
     spec(
         "trace_diff",
@@ -247,5 +238,6 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         diff_ns          int64    total_after_ns - total_before_ns.
         count_change     text     added, deleted, increased, decreased or unchanged: by how often it runs.
         """,
+        source="profiles",
     ),
 )

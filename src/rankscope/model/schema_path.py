@@ -5,10 +5,14 @@ Times in these tables are on the common clock of `profile_clocks`.
 
 from __future__ import annotations
 
+from functools import partial
+
 from rankscope.model.schema import TableSpec, spec
 
+_derived = partial(spec, storage="derived", source="profiles")
+
 PATH_TABLES: tuple[TableSpec, ...] = (
-    spec(
+    _derived(
         "critical_path",
         "The critical path through all ranks: what determined how long the job took, piece by piece in order of time.",
         """
@@ -22,9 +26,8 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         stream           int64    Stream; NULL on the host.
         waited_for       text     What had to end before it could start.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "path_summary",
         "What the critical path consists of, by kind and rank.",
         """
@@ -36,9 +39,8 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         main_name        text     The name with the most time.
         main_ns          int64    Time of that name.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "pipeline_bubbles",
         "Per rank of a pipeline and step: how long it waited for neighboring stages.",
         """
@@ -54,9 +56,8 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         idle_ns          int64    The rest: launches, gaps between kernels, the host.
         bubble_pct       float64  bubble_ns of step_ns.
         """,
-        "derived",
     ),
-    spec(
+    _derived(
         "what_if",
         "How long a step would take if ranks, operations, stages or transfers were as fast as their peers.",
         """
@@ -69,6 +70,5 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         slowdown         float64  How many times as long a step is with only this not as fast as its peers.
         share_pct        float64  saved_ns as a share of what is saved if everything were as fast as its peers.
         """,
-        "derived",
     ),
 )

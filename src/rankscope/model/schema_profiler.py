@@ -6,7 +6,7 @@ since the epoch on the clock of the process's host; `profile_clocks` has the est
 
 from __future__ import annotations
 
-from rankscope.model.schema import TableSpec, spec
+from rankscope.model.schema import Missing, TableSpec, spec
 
 _KEYS = """
     file_id          int32    The trace.
@@ -14,8 +14,15 @@ _KEYS = """
 """
 
 
-def _part(name: str, doc: str, columns: str) -> TableSpec:
-    return spec(name, doc, _KEYS.strip("\n") + columns, "parts")
+_NO_DEVICE = Missing(
+    "no device events: profile with ProfilerActivity.CUDA",
+    record_with="torch.profiler and ProfilerActivity.CUDA (or XPU)",
+    to_record="no device events: the job used no device, or one that torch's profiler does not see",
+)
+
+
+def _part(name: str, doc: str, columns: str, missing: Missing | str = "") -> TableSpec:
+    return spec(name, doc, _KEYS.strip("\n") + columns, "parts", source="profiles", missing=missing)
 
 
 PROFILER_TABLES: tuple[TableSpec, ...] = (
@@ -43,6 +50,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         has_memory       bool     True when allocations were traced.
         has_syncs        bool     True when synchronizations were traced as separate events.
         """,
+        missing=Missing("no profiler traces in this capture", record_with="torch.profiler or Nsight Systems"),
     ),
     spec(
         "devices",
@@ -57,6 +65,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         max_threads       int32  Threads that one multiprocessor can hold.
         n_warp            int32  Threads of a warp.
         """,
+        source="profiles",
     ),
     _part(
         "steps",
@@ -68,6 +77,11 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         """,
+        missing=Missing(
+            "no steps: call profiler.step() after each one",
+            record_with="schedule=torch.profiler.schedule(...), and call prof.step() after every step",
+            to_record="no training step was profiled",
+        ),
     ),
     _part(
         "ops",
@@ -88,6 +102,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         concrete_inputs  text     Values of the scalar inputs, as JSON.
         step             int64    Step in which it started.
         """,
+        missing=Missing("no ops in the traces", record_with="torch.profiler and ProfilerActivity.CPU"),
     ),
     _part(
         "runtime_calls",
@@ -104,6 +119,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         external_id      int64    The operator that made it.
         step             int64    Step in which it started.
         """,
+        missing=_NO_DEVICE,
     ),
     _part(
         "kernels",
@@ -138,6 +154,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         op_id            int64    The innermost operator that launched it.
         step             int64    Step in which it was launched (in which it started, if the launch is unknown).
         """,
+        missing=_NO_DEVICE,
     ),
     _part(
         "comms",
@@ -169,6 +186,10 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         duration_ns      int64    From joining to the end.
         step             int64    Step in which it was launched.
         """,
+        missing=Missing(
+            "no collectives in the traces",
+            record_with="torch.profiler in a job with collectives; record_shapes=True adds their sizes",
+        ),
     ),
     _part(
         "syncs",
@@ -183,6 +204,10 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         """,
+        missing=Missing(
+            "no syncs in the traces",
+            record_with="experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True)",
+        ),
     ),
     _part(
         "annotations",
@@ -200,6 +225,10 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         record_id        int64    Record function id, as execution traces have it (rf_id).
         step             int64    Step in which it started.
         """,
+        missing=Missing(
+            "no annotations in the traces",
+            record_with="torch.profiler.record_function around the code you want to measure",
+        ),
     ),
     _part(
         "memory",
@@ -214,6 +243,11 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         allocated_bytes  int64    Bytes in use afterwards.
         reserved_bytes   int64    Bytes that the allocator holds afterwards.
         """,
+        missing=Missing(
+            "no allocations: profile with profile_memory=True",
+            record_with="profile_memory=True",
+            to_record="no allocations: record with `rankscope record --memory`",
+        ),
     ),
     _part(
         "counters",
@@ -226,6 +260,9 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         counter          text     Name of the counter.
         value            float64  Its value.
         """,
+        missing=Missing(
+            "no counters in the traces", record_with="experimental_config=_ExperimentalConfig(profiler_metrics=[...])"
+        ),
     ),
     _part(
         "flows",
@@ -237,6 +274,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         tid              int64    Thread.
         time_ns          int64    Start of the operator at this end.
         """,
+        missing=Missing("no flows in the traces", record_with="a backward pass in the recorded steps"),
     ),
     _part(
         "python_calls",
@@ -249,5 +287,10 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         """,
+        missing=Missing(
+            "no Python calls: profile with with_stack=True, and read with --stacks",
+            record_with="with_stack=True, and read with --stacks",
+            to_record="no Python calls: record with `rankscope record --with-stack`, and read with --stacks",
+        ),
     ),
 )

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from rankscope.model.schema import TableSpec, spec
+from functools import partial
+
+from rankscope.model.schema import Missing, TableSpec, spec
 
 EARLIER_MOMENT = "is from an earlier time"  # so begins files.problem of a stale dump that is from this very run
+_spec = partial(spec, source="ranks")
+_NO_DUMPS = Missing(
+    "no Flight Recorder dumps in this capture",
+    setting="recorder",
+    none_came="the Flight Recorder was on, but the job made no call that it records",
+)
 
 RECORDER_TABLES: tuple[TableSpec, ...] = (
     spec(
@@ -39,8 +47,9 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         clock_offset_ns  int64  Estimated offset of the host's clock from the job's median clock.
         clock_error_ns   int64  Uncertainty of that estimate; NULL if the clock was used as it is.
         """,
+        missing=_NO_DUMPS,
     ),
-    spec(
+    _spec(
         "group_config",
         "Process groups as each rank's dump describes them.",
         """
@@ -50,8 +59,9 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         description  text   Description of the group.
         members  text   Global ranks in group order, as JSON.
         """,
+        missing=_NO_DUMPS,
     ),
-    spec(
+    _spec(
         "group_status",
         "The progress counters that each rank keeps per process group; they never wrap.",
         """
@@ -64,7 +74,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         last_completed  int64  Newest collective seen to complete.
         """,
     ),
-    spec(
+    _spec(
         "groups",
         "Process groups, merged over all ranks; a group is identified by its name and its members in order.",
         """
@@ -76,8 +86,9 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         inferred  bool   True when the members were inferred from who uses the name.
         generation  int32  How often a group of this name had been destroyed and recreated, as far as recorded.
         """,
+        missing=_NO_DUMPS,
     ),
-    spec(
+    _spec(
         "group_members",
         "The members of each group in group order.",
         """
@@ -86,7 +97,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         rank        int32  Global rank.
         """,
     ),
-    spec(
+    _spec(
         "group_progress",
         "Each member's collectives in each group: before first_seq overwritten, after last_seq not joined.",
         """
@@ -99,7 +110,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         known           bool   False when the rank left no readable dump, or its ring buffer has no call of the group.
         """,
     ),
-    spec(
+    _spec(
         "collectives",
         "One row per rank and call, as the Flight Recorder recorded it.",
         """
@@ -139,8 +150,9 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         site_id         int32  The frame of the stack that is the user's code (see frames).
         thread          text   Name of the thread that made the call.
         """,
+        missing=_NO_DUMPS,
     ),
-    spec(
+    _spec(
         "matches",
         "One row per logical collective (all ranks of the group) or transfer (one send with one receive).",
         """
@@ -163,8 +175,9 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         last_created_ns   int64  When the last rank joined (that rank's clock).
         last_rank         int32  The rank that joined last, with clocks aligned.
         """,
+        missing=_NO_DUMPS,
     ),
-    spec(
+    _spec(
         "stacks",
         "Call stacks, innermost frame first; equal stacks are stored once.",
         """
@@ -173,7 +186,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         frame_id  int32  The frame.
         """,
     ),
-    spec(
+    _spec(
         "frames",
         "Source positions that occur in stacks.",
         """

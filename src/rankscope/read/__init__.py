@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Protocol, cast
 
+from rankscope.model.parts import Module, load_module, other_modules, own_modules
 from rankscope.model.tables import Part, Table
 from rankscope.read.files import Source
-
-# In the order in which they are asked: first those that go by the first bytes alone, as another may know a file by
-# its name (rank_3). Other packages add theirs by the entry point group `rankscope.readers`.
-READERS = (
-    *("nsys", "compile_log", "manifest", "metrics", "tensorboard", "wandb", "thread_stacks", "desync"),
-    *("flight_recorder", "execution_trace", "kineto", "torch_logs", "metric_log"),
-)
-ENTRY_POINTS = "rankscope.readers"
 
 
 class Reader(Protocol):
     NAME: str
+    # ORDER: int = 0, optional: one with a higher number is asked later. First those that go by the first bytes alone,
+    # then those that also know a file by its name (rank_3), last those that take many texts.
     # COST: int = 1, optional: how many times as long as a byte of a dump one of this format takes to read.
     # NAMES_TELL_RANK: bool = True, optional: whether the last number of a file's name is its rank.
 
@@ -30,12 +25,19 @@ class Reader(Protocol):
         """The tables of one file, large ones as parts in source.workspace. BadFileError: nothing of it is usable."""
 
 
-def own_readers() -> list[Reader]:
-    return [cast(Reader, importlib.import_module(f"rankscope.read.{name}")) for name in READERS]
+@functools.cache  # not imported by its name, which a module of this room has
+def own_readers() -> tuple[Reader, ...]:
+    """The modules beside this file that have a NAME, in the order in which they are asked."""
+    return _loaded(own_modules("read"))
 
 
-def entry_point_readers() -> list[Reader]:
-    """Readers of other packages; looked up only for files that no own reader knows, as the look-up is slow."""
-    from importlib.metadata import entry_points
+@functools.cache
+def other_readers() -> tuple[Reader, ...]:
+    """Readers of other packages: asked about files that no own reader knows."""
+    return _loaded(other_modules())
 
-    return [cast(Reader, point.load()) for point in entry_points(group=ENTRY_POINTS)]
+
+def _loaded(modules: Sequence[Module]) -> tuple[Reader, ...]:
+    named = [module for module in modules if "NAME" in module.names]
+    named.sort(key=lambda module: int(module.names.get("ORDER", 0)))
+    return tuple(cast(Reader, load_module(module.name)) for module in named)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +13,9 @@ from typing import Any, NamedTuple, Protocol, TypedDict, cast
 import numpy as np
 
 from rankscope.errors import BadFileError, InputError
-from rankscope.model.tables import MISSING, Part, Table, Trace, concat
-from rankscope.read import Reader, entry_point_readers, own_readers
+from rankscope.model.parts import load_module
+from rankscope.model.tables import MISSING, SCHEMA, Part, Table, Trace, concat
+from rankscope.read import Reader, other_readers, own_readers
 from rankscope.read.backend_dumps import join_backends
 from rankscope.read.cache import entry_name, is_stored, root_of
 from rankscope.read.desync import reported_ranks
@@ -34,11 +34,6 @@ from rankscope.read.worlds import files_of_other_worlds, separate_worlds
 _PARALLEL_BYTES = 64 << 20
 _CONNECTIONS = 16  # to object stores, where most of the time is waiting
 _PARTIAL = ".partial"  # how the collector names what it is still writing
-# A capture that has rows in none of these tells nothing about a job.
-_TELLING_TABLES = (
-    *("ranks", "profiles", "compile_logs", "et_traces"),
-    *("thread_stacks", "metrics", "manifests", "desync_states"),
-)
 
 HOW_TO_GET_TRACES = """\
 rankscope reads Flight Recorder dumps, torch.profiler and Nsight Systems traces, execution traces, TORCH_TRACE and \
@@ -111,7 +106,7 @@ def read_capture(paths: Sequence[str], options: Options) -> Trace:
         merger.add(reported_ranks(merger.parts))
         trace = Trace(shown, merger.tables(), parts)
     _finish_files(trace, rows, options.capture)
-    if not any(map(trace.has, _TELLING_TABLES)):
+    if not any(trace.has(spec.name) for spec in SCHEMA.values() if spec.is_source):
         raise _all_damaged(trace) if _damaged(trace) else _nothing_found(shown, _rows(trace), options.prefix)
     return trace
 
@@ -195,7 +190,7 @@ def _reader_of(head: bytes, source: Source, readers: Sequence[Reader]) -> Reader
     for reader in readers:
         if reader.sniff(head, source.shown):
             return reader
-    return next((reader for reader in entry_point_readers() if reader.sniff(head, source.shown)), None)
+    return next((reader for reader in other_readers() if reader.sniff(head, source.shown)), None)
 
 
 def _read_all(claims: Sequence[Claim], options: Options) -> Iterator[Result]:
@@ -219,7 +214,7 @@ def _work(claims: Sequence[Claim]) -> int:
 
 def _read_one(claim: Claim) -> Result:
     source, module = claim
-    reader = cast(Reader, importlib.import_module(module))
+    reader = cast(Reader, load_module(module))
     try:
         return source, reader.NAME, list(reader.read(source)), None
     except BadFileError as error:

@@ -24,6 +24,7 @@ from rankscope.read.profile_store import CUT_HINT
 from rankscope.read.staging import staging
 
 NAME = "execution_trace"
+ORDER = 2
 COST = 15
 
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"\d+\.\d+\.\d+')

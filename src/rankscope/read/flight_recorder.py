@@ -24,6 +24,7 @@ from rankscope.read.torchcomms import is_torchcomms, with_real_states
 from rankscope.read.unpickle import BrokenPickleError, RefusedClassError, load_plain, refused, salvage_plain
 
 NAME = "flight_recorder"
+ORDER = 1
 
 _DUMP_NAME = re.compile(r"(trace_rank|comm_lib_trace|nccl_trace|_dump_|^rank_|fr_trace)[^/]*\d", re.IGNORECASE)
 _OTHER_FORMAT = re.compile(

@@ -17,6 +17,7 @@ from rankscope.read.profile_tables import write_profile
 from rankscope.read.staging import staging
 
 NAME = "kineto"
+ORDER = 2
 COST = 20
 
 _KEYS = (

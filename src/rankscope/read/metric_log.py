@@ -22,6 +22,7 @@ from rankscope.read.files import HEAD_BYTES, Source
 from rankscope.read.metric_rows import MetricRows, to_ns, to_step
 
 NAME = "metric_log"
+ORDER = 4
 NAMES_TELL_RANK = False
 
 # In the order in which they are preferred. Of several names the last part counts: trainer/global_step.

@@ -21,6 +21,7 @@ from rankscope.read.log_text import Crash, LogText, Message, Prefix, compiler_li
 from rankscope.read.log_times import LineClock
 
 NAME = "torch_logs"
+ORDER = 3
 
 _TEXT_NAME = re.compile(r"\.(?:log|txt|out|err)(?:\.(?:gz|zst))?$", re.IGNORECASE)
 _LAUNCHED = re.compile(r"/attempt_\d+/(\d{1,9})/std(?:err|out)\.log")  # how torchrun lays out its log folder

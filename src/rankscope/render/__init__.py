@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, cast
+
+from rankscope.model.parts import Catalogue, Entry, load_module, other_modules, own_modules
 
 if TYPE_CHECKING:
     from rankscope.model.finding import Report
-
-# The key is the renderer's name and the extension of the files it writes. Imported on use: most runs need only one.
-RENDERERS: dict[str, str] = {
-    "txt": "rankscope.render.terminal:render",
-    "json": "rankscope.render.as_json:render",
-}
 
 
 class Options(NamedTuple):
@@ -37,6 +32,15 @@ class Options(NamedTuple):
 Renderer = Callable[["Report", Options], Iterator[str]]
 
 
+def _found_renderers() -> Iterator[Entry[str]]:
+    """The modules that have the EXTENSION of the files they write, and a function `render`. Imported on use."""
+    for module in (*own_modules("render"), *other_modules()):
+        if "EXTENSION" in module.names:
+            yield module.names["EXTENSION"], module.name, module.name
+
+
+RENDERERS: Catalogue[str] = Catalogue(_found_renderers)
+
+
 def load_renderer(name: str) -> Renderer:
-    module, function = RENDERERS[name].split(":")
-    return cast(Renderer, getattr(import_module(module), function))
+    return cast(Renderer, load_module(RENDERERS[name]).render)

@@ -11,6 +11,7 @@ import msgspec
 from rankscope.model.finding import Report
 from rankscope.render import Options
 
+EXTENSION = "json"
 # JSON itself escapes only the controls below space. Pure ASCII suits every stream, and no terminal obeys it.
 _NOT_ASCII = re.compile(r"[^\x00-\x7e]+")
 
@@ -31,7 +32,13 @@ def dumps(value: Any) -> str:
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a report."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Report)}
+    described = msgspec.json.schema(Report)
+    finding = described["$defs"]["Finding"]
+    for name in ("code", "rule"):  # in Python they are filled in last; in JSON they are always there
+        del finding["properties"][name]["default"]
+        finding["required"].append(name)
+    finding["required"].sort(key=list(finding["properties"]).index)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
 
 
 def _as_escapes(match: re.Match[str]) -> str:

@@ -31,6 +31,7 @@ from rankscope.render.finding_words import (
 )
 from rankscope.render.source import common_folder, package_of, shown_path
 
+EXTENSION = "txt"
 MAX_FULL_FINDINGS = 5
 MAX_FRAMES = 4
 # Meaning never hangs on colour alone: each style only repeats what a word or a sign beside it says.

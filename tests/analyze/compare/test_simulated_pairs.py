@@ -11,6 +11,7 @@ import pytest
 from rankscope import pipeline
 from rankscope.analyze.compare.captures import Side, compare_captures
 from rankscope.analyze.compare.steps import COMPUTING
+from rankscope.analyze.covered import describe_capture
 from rankscope.model.changes import Changes
 from rankscope.model.finding import SCHEMA_NAME, Report
 from rankscope.simulate import Fault, JobSpec, Mesh, simulate
@@ -36,7 +37,7 @@ def reads(tmp_path_factory: pytest.TempPathFactory) -> Reads:
 
 def _undiagnosed(folder: Path) -> Side:
     trace = pipeline.load(folder, jobs=1)
-    return Side(trace, Report(SCHEMA_NAME, pipeline.describe_capture(trace), (), ()))
+    return Side(trace, Report(SCHEMA_NAME, describe_capture(trace), (), ()))
 
 
 def _spec(kind: str | None = None, seed: int = 0, ranks: int = 4, n_steps: int = 4) -> ProfileSpec:

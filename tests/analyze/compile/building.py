@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rankscope.analyze import RULES, Effect
-from rankscope.analyze.compile import compile_table_makers
+from rankscope.analyze import RULES, Effect, table_makers
 from rankscope.model import schema_compile
 from rankscope.model.finding import Finding
 from rankscope.model.tables import Table, Trace
@@ -94,7 +93,7 @@ def trace_of(*made: Made) -> Trace:
     for file_id in sorted(named.keys() - described):
         rows["compile_logs"].append(log(file_id, rank=named[file_id])[1])
     tables = {name: Table.from_rows(name, own) for name, own in rows.items()}
-    return Trace(("made",), tables, makers=compile_table_makers())
+    return Trace(("made",), tables, makers=table_makers())
 
 
 def findings(trace: Trace, code: str) -> list[Finding]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from analyze import path_traces
 from analyze.path_traces import MAIN, ns
-from rankscope.analyze.link import link_table_makers
+from rankscope.analyze import table_makers
 from rankscope.model.tables import Table, Trace
 
 FIRST_NODE = 10
@@ -72,7 +72,7 @@ def trace_of(*processes: Observed, matches: tuple[dict[str, Any], ...] = ()) -> 
     for process in processes:
         process.number_ends()
     trace = path_traces.trace_of(*processes)
-    trace.makers |= link_table_makers()
+    trace.makers |= table_makers()
     trace.tables.setdefault("et_collectives", Table.from_rows("et_collectives", []))
     # Rows of both are by number, whatever the order in which a test made them.
     for name in ("et_nodes", "et_links"):

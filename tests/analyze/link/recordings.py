@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankscope.analyze.link import link_table_makers
+from rankscope.analyze import table_makers
 from rankscope.model.tables import Table, Trace
 
 EPOCH_NS = 1_700_000_000 * 10**9  # 2023-11-14 22:13:20
@@ -127,7 +127,7 @@ def profiled(
 def trace_of(*parts: Rows) -> Trace:
     names = {name for part in parts for name in part}
     tables = {name: Table.from_rows(name, [row for part in parts for row in part.get(name, ())]) for name in names}
-    return Trace(("made",), tables, makers=link_table_makers())
+    return Trace(("made",), tables, makers=table_makers())
 
 
 def pair_of(trace: Trace) -> dict[str, Any]:

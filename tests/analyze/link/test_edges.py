@@ -10,7 +10,7 @@ import pytest
 
 from analyze.link.edge_traces import Memory, Observed, assert_sound, edges_in, edges_of, trace_of
 from analyze.path_traces import BACKWARD, MAIN
-from rankscope.analyze.link import link_table_makers
+from rankscope.analyze import table_makers
 from rankscope.model.tables import Trace
 
 RUNNER = 200
@@ -18,7 +18,7 @@ USER, BACKWARD_FUNCTION = 7, 1
 
 
 def test_without_an_execution_trace_there_is_nothing() -> None:
-    assert len(Trace(("none",), makers=link_table_makers()).table("et_edges")) == 0
+    assert len(Trace(("none",), makers=table_makers()).table("et_edges")) == 0
 
 
 def test_calls_come_from_the_parent_unless_that_is_a_root() -> None:

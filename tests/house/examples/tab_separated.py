@@ -8,6 +8,8 @@ from rankscope.model.finding import Report, format_ranks
 from rankscope.render import Options
 from rankscope.render.escape import escape
 
+EXTENSION = "tsv"
+
 
 def render(report: Report, options: Options) -> Iterator[str]:
     yield "severity\tcode\tranks\ttitle"

@@ -318,7 +318,14 @@ def test_the_same_capture_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def finding_at(file: str, line: int, function: str) -> Finding:
-    return Finding("C404", "graph-break", "warning", "certain", "broke", location=Location(file, line, function))
+    return Finding(
+        code="C404",
+        rule="graph-break",
+        severity="warning",
+        certainty="certain",
+        title="broke",
+        location=Location(file, line, function),
+    )
 
 
 def test_a_finding_leads_to_its_compilation(tmp_path: Path) -> None:

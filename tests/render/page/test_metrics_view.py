@@ -141,7 +141,16 @@ def test_a_finding_about_a_call_stands_at_the_step_of_that_time() -> None:
     members = [{"group_id": 3, "rank": rank} for rank in (0, 1)]
     trace.tables["group_members"] = Table.from_rows("group_members", members)
     group, call_ref = GroupRef("dp", "", (0, 1)), CollectiveRef(77, "all_reduce")
-    found = Finding("H104", "rank-stuck", "error", "certain", MARKUP, (1,), group, call_ref)
+    found = Finding(
+        code="H104",
+        rule="rank-stuck",
+        severity="error",
+        certainty="certain",
+        title=MARKUP,
+        ranks=(1,),
+        group=group,
+        collective=call_ref,
+    )
     body, _ = shown(trace, report(2, found))
     place = re.search(r'<g class="flag ">.*?x1="([\d.]+)%"', body)
     assert place

@@ -46,7 +46,16 @@ def contents(trace: Trace, *findings: Finding, **options: Any) -> Contents:
 def finding(group: str, desc: str, ranks: tuple[int, ...], culprit: int, seq: int, p2p: bool = False) -> Finding:
     where = GroupRef(group, desc, ranks)
     call = CollectiveRef(seq, "all_reduce", p2p)
-    return Finding("H101", "rank-stuck", "error", "certain", "stuck", (culprit,), where, call)
+    return Finding(
+        code="H101",
+        rule="rank-stuck",
+        severity="error",
+        certainty="certain",
+        title="stuck",
+        ranks=(culprit,),
+        group=where,
+        collective=call,
+    )
 
 
 def told(html: str) -> str:

@@ -40,7 +40,15 @@ def trace_of(stacks: Mapping[Frames, Sequence[int]], source: str = "thread", **m
 
 
 def contents_of(trace: Trace, options: PageOptions | None = None, world_size: int = 0, culprit: int = -1) -> Contents:
-    found = (Finding("H104", "rank-stuck", "error", "certain", "stuck", ranks=(culprit,)),) if culprit >= 0 else ()
+    found = (
+        (
+            Finding(
+                code="H104", rule="rank-stuck", severity="error", certainty="certain", title="stuck", ranks=(culprit,)
+            ),
+        )
+        if culprit >= 0
+        else ()
+    )
     report = Report("", Capture(("traces",), (), world_size, {}), found, ())
     return Contents(trace, report, options or PageOptions())
 

@@ -117,7 +117,9 @@ def test_a_call_that_does_not_fit_is_waited_for_by_its_peers_only() -> None:
 
 
 def test_the_view_names_the_cause_by_word_and_links_its_finding() -> None:
-    finding = Finding("H104", "rank-stuck", "error", "certain", "rank 9 is stuck", ranks=(9,))
+    finding = Finding(
+        code="H104", rule="rank-stuck", severity="error", certainty="certain", title="rank 9 is stuck", ranks=(9,)
+    )
     body = view_of(trace_of([wait(0, [0, 1, 3], 9, is_cause=True)]), finding).body
     assert '<a href="#H104-1"><text' in body
     assert re.search(r'class="tag"[^>]*>cause<', body)
@@ -136,7 +138,9 @@ def test_nobody_waits_is_good_news_and_not_missing_data() -> None:
     assert view.is_absent
     assert "No rank is waiting for another." in view.body
     assert "rankscope record" not in view.body
-    lost = Finding("H101", "rank-lost", "error", "likely", "rank 3 left no dump", ranks=(3,))
+    lost = Finding(
+        code="H101", rule="rank-lost", severity="error", certainty="likely", title="rank 3 left no dump", ranks=(3,)
+    )
     assert "nothing hangs" not in view_of(trace, lost).body
 
 

@@ -49,8 +49,6 @@ def clocks_unaligned(trace: Trace) -> Iterator[Finding | Effect]:
     hosts = sorted({clocks.hosts[clock] for clock in lost if clocks.hosts[clock]})
     whose = f"{count_noun(len(hosts), 'host')} ({', '.join(hosts[:_MAX_SHOWN])})" if hosts else ranks_phrase(ranks)
     yield Finding(
-        code="D905",
-        rule="clocks-unaligned",
         severity="info",
         certainty="certain",
         title=f"the clocks of {whose} could not be aligned: arrivals are not compared across them",
@@ -101,8 +99,6 @@ def comm_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
         else "their partners are missing from the traces, or end at different times"
     )
     yield Finding(
-        code="D906",
-        rule="comm-unmatched",
         severity="info",
         certainty="certain",
         title=f"{len(lost):,} of {count_noun(n_expected, 'call')} could not be matched across ranks: {reason}",
@@ -157,8 +153,6 @@ def profile_missing(trace: Trace) -> Iterator[Finding | Effect]:
     n_ranks = len(missing) + len(traced)
     is_accident = len(missing) < len(traced)
     yield Finding(
-        code="D907",
-        rule="profile-missing",
         severity="warning" if is_accident else "info",
         certainty="certain",
         title=f"no profile from {ranks_phrase(missing)} (the job has {n_ranks} ranks)",
@@ -214,8 +208,6 @@ def profile_overlap(trace: Trace) -> Iterator[Finding | Effect]:
     for ranks, title, consequence in problems:
         if ranks:
             yield Finding(
-                code="D908",
-                rule="profile-overlap",
                 severity="warning",
                 certainty="certain",
                 title=f"{title}: {consequence}",

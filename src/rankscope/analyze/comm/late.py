@@ -144,8 +144,6 @@ def _finding(trace: Trace, together: Sequence[Standing]) -> Finding:
     keep = "keeps" if len(ranks) == 1 else "keep"
     per_step = f"{format_duration(int(worst.mean_cost_ns))} per step" if _has_steps(worst) else _whole(worst)
     return Finding(
-        code="S202",
-        rule="late-rank",
         severity="info" if _may_be_chance(trace, worst, reason) else "warning",
         certainty=_certainty(worst),
         title=f"{ranks_phrase(ranks)} {keep} {_peers_text(peers, len(ranks))} waiting {per_step} ({pct}): "

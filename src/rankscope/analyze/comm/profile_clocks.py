@@ -47,7 +47,7 @@ def matching_of(trace: Trace) -> Matching:
     return derived(trace, match_calls)
 
 
-@metric("profile_clocks", "profile_clocks", needs=("profiles", "comms"))
+@metric("profile_clocks", "profile_clocks", needs=("profiles", "comms"), of_all_profiles=True)
 def profile_clocks(trace: Trace, selection: Selection) -> Table:
     """One row per trace: how far its clock is ahead of the common one, and how sure that is.
 

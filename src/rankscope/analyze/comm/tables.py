@@ -17,7 +17,7 @@ _TWICE = ("all_reduce", "all_reduce_coalesced")
 _ONCE = ("all_gather", "reduce_scatter", "all_to_all")
 
 
-@metric("comm_groups", "comm_groups", needs=("comms",))
+@metric("comm_groups", "comm_groups", needs=("comms",), of_all_profiles=True)
 def comm_groups(trace: Trace, selection: Selection) -> Table:
     """One row per group of ranks that communicate with each other.
 
@@ -52,7 +52,7 @@ def _hosts_of_ranks(trace: Trace) -> dict[int, str]:
     return {rank: host for rank, host in named if host}
 
 
-@metric("comm_matches", "comm_matches", needs=("comms",))
+@metric("comm_matches", "comm_matches", needs=("comms",), of_all_profiles=True)
 def comm_matches(trace: Trace, selection: Selection) -> Table:
     """One row per collective or transfer for which the calls of at least two ranks were found.
 
@@ -133,7 +133,7 @@ def _is_selected(selection: Selection, start_ns: Array, step: Array) -> Array:
     return chosen
 
 
-@metric("comm_calls", "comm_calls", needs=("comms",))
+@metric("comm_calls", "comm_calls", needs=("comms",), of_all_profiles=True)
 def comm_calls(trace: Trace, selection: Selection) -> Table:
     """One row per call of a rank: the logical call it was part of, and where its time went.
 

@@ -108,8 +108,6 @@ def _imbalance(trace: Trace, uneven: _Uneven, cost: _Cost) -> Finding:
     shares = [row for row in trace.table("comm_imbalance").rows() if row["group_key"] == group and row["op"] == op]
     shares.sort(key=lambda row: -max(row["received_ratio"], row["sent_ratio"]))
     return Finding(
-        code="S203",
-        rule="comm-imbalance",
         severity=cost.severity,
         certainty="likely",
         title=f"{who} {ratio:.1f} times the mean share of {op} in {_group_text(trace, group)}: {cost.text}",
@@ -246,8 +244,6 @@ def _slow_finding(trace: Trace, slow: Sequence[_Link], network: _Network, cost: 
     ranks = _ranks_behind(slow, hosts, trace)
     where = f"host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)}" if hosts else _links_text(trace, slow)
     return Finding(
-        code="S204",
-        rule="slow-link",
         severity=cost.severity,
         certainty="likely" if len(slow) > 1 or worst.n_calls > _MIN_CALLS else "possible",
         title=f"the links of {where} are {times:.1f} times slower than the others: {cost.text}",

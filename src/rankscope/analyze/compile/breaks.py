@@ -173,8 +173,6 @@ def _describe(broken: Broken, notes: tuple[str, ...]) -> Finding:
     cost = most(broken.costs)
     sites = sorted({site for cut in broken.frames.values() for site in cut})
     return Finding(
-        code="C404",
-        rule="graph-break",
         severity=_severity(row),
         certainty="certain",
         title=f"graph break in {row['function'] or 'an unknown function'}: {_what(row)}",

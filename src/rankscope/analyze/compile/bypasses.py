@@ -79,8 +79,6 @@ def _describe_bypass(
     what, help_text = _bypass_words(reason)
     cost = most(costs)
     return Finding(
-        code="C408",
-        rule="cache-bypass",
         severity="warning" if cost >= _EXPENSIVE_NS else "info",
         certainty="certain",
         title=f"{listed((site.name for site in sites), 3)} cannot be stored in the {CACHES.get(cache, cache)}: {what}",

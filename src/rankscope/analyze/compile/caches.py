@@ -111,8 +111,6 @@ def _by_changes(misses: list[Miss], notes: tuple[str, ...]) -> Iterator[Finding]
         shown = first.changes[:_MAX_CHANGES]
         n_others = len(first.changes) - len(shown)
         yield Finding(
-            code="C407",
-            rule="cache-miss",
             severity="info" if is_same_run else "warning",
             certainty="certain",
             title=f"{_graphs(len(alike))} recompiled because {listed(components, 3)} "
@@ -202,8 +200,6 @@ def _describe_lost(misses: list[Miss], notes: tuple[str, ...]) -> Iterator[Findi
             continue
         costs = _taken(lost)
         yield Finding(
-            code="C407",
-            rule="cache-miss",
             severity="warning",
             certainty="certain",
             title=f"{_graphs(len(lost))} recompiled although {who} had already compiled "
@@ -228,8 +224,6 @@ def _summary(lookups: _Lookups, misses: list[Miss], is_first: bool, notes: tuple
     shared = [miss for miss in misses if miss.is_same_key and miss.is_same_run and not miss.is_same_process]
     elsewhere = [miss for miss in changed if not miss.is_same_process]
     return Finding(
-        code="C407",
-        rule="cache-miss",
         severity="info",
         certainty="certain",
         title=f"{_title(lookups, misses, is_first)}{f'; compiling what was missing took {taken}' if taken else ''}",

@@ -73,8 +73,6 @@ def _describe_time(trace: Trace, run: int, ledger: Table, notes: tuple[str, ...]
     title = f"compiling took {cost_on(cost, len(totals))}: {count_noun(n_compilations, 'compilation')} "
     title += f"of {count_noun(len(own), 'function')}"
     return Finding(
-        code="C409",
-        rule="compile-time",
         severity="warning" if cost > _LONG_NS and share > _LARGE_SHARE else "info",
         certainty="certain",
         title=title,
@@ -175,8 +173,6 @@ def slow_guards(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         worst = max(guarded, key=lambda one: one.latency_ns)
         versions = f" of {worst.n_versions} versions" if worst.n_versions > 1 else ""
         yield Finding(
-            code="C410",
-            rule="slow-guards",
             severity="warning" if worst.latency_ns >= _VERY_SLOW_GUARDS_NS else "info",
             certainty="likely",
             title=f"{site.name} spends up to {format_duration(worst.latency_ns)} per call checking "
@@ -242,8 +238,6 @@ def cudagraphs_skipped(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         yield Skipped("no CUDA graph messages in this log: run with TORCH_LOGS=perf_hints, or TORCH_TRACE=FOLDER")
     for (run, site, reason), ranks in groups.items():
         yield Finding(
-            code="C415",
-            rule="cudagraphs-skipped",
             severity="warning",
             certainty="certain",
             title=f"{site.name} runs without CUDA graphs: {shortened(_skip_reason(reason), 120)}",

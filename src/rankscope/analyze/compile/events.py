@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.analyze.derived import table
 from rankscope.model.payloads import mapped_log
 from rankscope.model.phase_event import phase_event
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace, concat
@@ -53,6 +54,7 @@ class _Places(NamedTuple):
     stop_ns: Array
 
 
+@table("compile_events", needs=("compile_records",))
 def compile_events(trace: Trace) -> Table:
     tables = [_events_of(trace, marks) for marks in _marks_by_process(trace)]
     return concat("compile_events", tables)

@@ -59,8 +59,6 @@ def _describe_failure(failure: Failure, notes: tuple[str, ...]) -> Finding:
         else f"read the exception at this line; backend='eager' and backend='aot_eager' show which stage fails; {_BUG}"
     )
     return Finding(
-        code="C405",
-        rule="compile-error",
         severity="warning" if failure.is_suppressed else "error",
         certainty="likely" if is_soft else "certain",
         title=f"compiling {failure.site.name} failed with {name}: {_gist(message)}",
@@ -108,8 +106,6 @@ def compile_restarts(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     for restart in restarts_of(trace):
         cost = most(restart.costs)
         yield Finding(
-            code="C406",
-            rule="compile-restarts",
             severity="warning" if cost >= 10 * _RESTART_INFO_NS else "info",
             certainty="certain",
             title=f"tracing {restart.site.name} restarted {times(restart.n)}: {_reason(restart)}",
@@ -157,8 +153,6 @@ def _describe_unfinished(one: Unfinished, notes: tuple[str, ...]) -> Finding:
     phase = f" (in {one.phases[-1]})" if one.phases else ""
     path = " > ".join(one.phases)
     return Finding(
-        code="C414",
-        rule="compile-unfinished",
         severity="warning",
         certainty="likely",
         title=f"the log ends while compiling {one.site.name}{phase}: the process hung or was killed there",
@@ -229,8 +223,6 @@ def export_problems(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         what, help_text = _EXPORT_KINDS[kind]
         messages = list(dict.fromkeys(row["message"] for row in rows if row["message"]))
         yield Finding(
-            code="C417",
-            rule="export-problems",
             severity="error" if kind != "propagate_real_tensors" else "warning",
             certainty="certain",
             title=f"export: {what}{f': {shortened(messages[0], 100)}' if messages else ''}",

@@ -126,8 +126,6 @@ def _finding(trace: Trace, run: Run, first: _Split, n_more: int) -> Finding:
     runs = trace.table("compile_logs").array("run").tolist()
     notes = (*((more,) if n_more else ()), *sides.notes, *_unknown_note(run, place), *run_note(run.number, runs))
     return Finding(
-        code="C411",
-        rule="graphs-differ",
         severity=severity,
         certainty="possible" if sides.is_regular else "certain",
         title=_title(first, units),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analyze.derived import table
 from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import Array, Table, Trace
 
@@ -32,6 +33,7 @@ _ASSIGNMENT = re.compile(rb"(?m)^[ \t]+[\w.]+(?:[ \t]*:[ \t]*\"[^\"\n]*\")?[ \t]
 _NAME = re.compile(rb"[\w.]+\s*")
 
 
+@table("compile_graphs", needs=("compile_records",))
 def compile_graphs(trace: Trace) -> Table:
     logs = trace.table("compile_logs")
     runs = dict(zip(logs.array("file_id").tolist(), logs.array("run").tolist(), strict=True))
@@ -85,8 +87,8 @@ def _graph_records(trace: Trace) -> Iterator[Row]:
 def _sites(trace: Trace) -> dict[tuple[int, str], Row]:
     """The compiled function of each compilation. A stack's last frame shows it too, if no metrics were logged."""
     sites: dict[tuple[int, str], Row] = {}
-    for table in ("compile_stacks", "compilations"):
-        for row in trace.table(table).rows():
+    for name in ("compile_stacks", "compilations"):
+        for row in trace.table(name).rows():
             if row["file"]:
                 sites[row["file_id"], row["compile_id"]] = {name: row[name] for name in ("file", "line", "function")}
     return sites

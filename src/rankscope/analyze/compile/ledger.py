@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.analyze.compile.sites import Key, Site, key_of, keys_of, sites_of
+from rankscope.analyze.derived import table
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 PHASES = ("dynamo_ns", "aot_ns", "inductor_ns", "code_gen_ns", "triton_ns", "autotune_ns")
@@ -30,6 +31,7 @@ class Times(NamedTuple):
     autotune: Array
 
 
+@table("compile_ledger", needs=("compilations",))
 def compile_ledger(trace: Trace) -> Table:
     """One row per rank, run and function, the most expensive first. The phases of a row add up to its total.
 

@@ -119,8 +119,6 @@ def _finding(trace: Trace, hint: Hint, group: list[Row]) -> Finding:
     texts = dict.fromkeys(shortened(row["message"]) for row in group)
     compilations = {(row["file_id"], row["rank"], row["compile_id"]) for row in group}
     return Finding(
-        code="C416",
-        rule="perf-hint",
         severity="info",
         certainty="certain",
         title=hint.title.format(subjects=listed(subjects)) if subjects else hint.title,

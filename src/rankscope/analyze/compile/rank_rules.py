@@ -92,8 +92,6 @@ def _schedule_finding(trace: Trace, run: Run, differing: Sequence[tuple[Place, S
     n_more = len(differing) - 1
     more = f"the collectives of {count_noun(n_more, 'more compilation')} differ too"
     return Finding(
-        code="C412",
-        rule="schedules-differ",
         severity="warning" if sides.is_regular else "error",
         certainty="possible" if sides.is_regular else "certain",
         title=f"{ranks_phrase(sides.odd)} compiled {place.frame.text} to different collectives than {sides.peers}: "
@@ -181,8 +179,6 @@ def _unwaited_finding(trace: Trace, run: int, site: Site, parities: Sequence[Par
     ids = listed(f"[{parity.compile_id}]" for parity in parities)
     n_missing = count_noun(worst.missing_waits, "collective")
     return Finding(
-        code="C418",
-        rule="collectives-unwaited",
         severity="warning",
         certainty="likely",
         title=f"the code compiled from {site.name} does not wait for {n_missing} of the {worst.n_called} it starts",
@@ -243,8 +239,6 @@ def _order_finding(trace: Trace, run: Run, sides: Sides) -> Finding:
     usual_graph, odd_graph = (words[at] if at < len(words) else "nothing" for words in (usual, odd))
     place = odd_places[at] if at < len(odd_places) else None
     return Finding(
-        code="C419",
-        rule="execution-order-differs",
         severity="warning",
         certainty="possible" if sides.is_regular else "certain",
         title=f"{ranks_phrase(sides.odd)} ran compiled graphs in a different order than {sides.peers}: {odd_graph} "

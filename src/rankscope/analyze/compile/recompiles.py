@@ -48,7 +48,8 @@ def recompile_limit(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         causes = causes_of(chain.longest)
         title = f"{chain.site.name} reached the recompile limit{f' of {value}' if value else ''}: {consequence}"
         severity: Severity = "error" if is_fatal else "warning"
-        yield _finding("C401", severity, title, chain, causes, run_note(chain.run, runs))
+        help_text = _help_at_limit(chain, causes)
+        yield _finding(chain, causes, severity, title, help_text, run_note(chain.run, runs))
 
 
 @rule("C402", "recompiles", needs=("compile_logs",))
@@ -87,7 +88,7 @@ def recompiles(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         is_normal = bool(causes) and all(cause.is_absorbed for cause in causes)
         normal = ("torch made what changed dynamic: the last version fits other values too",) if is_normal else ()
         notes = (*normal, *run_note(chain.run, runs))
-        finding = _finding("C402", _severity(chain, again), title, chain, causes, notes)
+        finding = _finding(chain, causes, _severity(chain, again), title, _help(chain, causes), notes)
         is_pinned = bool(causes) and all((chain.run, chain.site, source_of(cause.guard)) in pinned for cause in causes)
         yield Effect(finding) if chain.limit or is_pinned else finding
 
@@ -99,17 +100,21 @@ def _severity(chain: Chain, again: list[Version]) -> Severity:
     return "warning" if len(unexpected) >= _MANY or is_expensive else "info"
 
 
-def _help(code: str, chain: Chain, causes: list[Cause]) -> str:
+def _help(chain: Chain, causes: list[Cause]) -> str:
     if not causes:
         return 'record with TORCH_LOGS="recompiles" to see the guards that failed'
-    if code == "C402":
-        return remedy(causes[0], chain.site)
+    return remedy(causes[0], chain.site)
+
+
+def _help_at_limit(chain: Chain, causes: list[Cause]) -> str:
+    if not causes:
+        return _help(chain, causes)
     limit = f"set torch._dynamo.config.recompile_limit above {limit_value(chain.limit) or 8}"
     return f"{remedy(causes[0], chain.site)}; only if the number of versions is small and known, {limit}"
 
 
 def _finding(
-    code: str, severity: Severity, title: str, chain: Chain, causes: list[Cause], notes: tuple[str, ...]
+    chain: Chain, causes: list[Cause], severity: Severity, title: str, help_text: str, notes: tuple[str, ...]
 ) -> Finding:
     counts = {rank: sum(one.is_recompile for one in made) for rank, made in sorted(chain.versions.items())}
     hints = dict.fromkeys(cause.guard["hint"] for cause in causes if cause.guard["hint"])
@@ -118,8 +123,6 @@ def _finding(
         shown = listed((f"rank {rank} {times(count)}" for rank, count in counts.items()), 8)
         notes = (*notes, f"it differs by rank: {shown}")
     return Finding(
-        code=code,
-        rule={"C401": "recompile-limit", "C402": "recompiles"}[code],
         severity=severity,
         certainty="certain",
         title=title,
@@ -146,7 +149,7 @@ def _finding(
                 ],
             },
         ),
-        help=_help(code, chain, causes),
+        help=help_text,
     )
 
 
@@ -196,8 +199,6 @@ def dimension_specialised(trace: Trace) -> Iterator[Finding | Effect]:
 def _describe_pinned(pinned: Pinned, notes: tuple[str, ...]) -> Finding:
     again = f", and {pinned.site.name} recompiled for other values" if pinned.n_recompiles else ""
     return Finding(
-        code="C403",
-        rule="dimension-specialised",
         severity="warning" if pinned.n_recompiles else "info",
         certainty="certain",
         title=f"{pinned.subject} should be dynamic but this line fixes it to {listed(pinned.values)}{again}",

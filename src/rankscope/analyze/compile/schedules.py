@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from rankscope.analyze.derived import table
 from rankscope.model.code_collectives import code_calls
 from rankscope.model.payloads import payloads
 from rankscope.model.tables import MISSING, Table, Trace
@@ -34,6 +35,7 @@ class _Order(msgspec.Struct):
     graph_execution_order: list[_Executed | str] = []
 
 
+@table("compile_collectives", needs=("compile_records",))
 def compile_collectives(trace: Trace) -> Table:
     """A graph that was taken from a cache has no schedule in the log; what its code calls is the same."""
     rows = [
@@ -53,6 +55,7 @@ def compile_collectives(trace: Trace) -> Table:
     return _positioned(trace, "compile_collectives", [{**record, "op": op} for record, op in rows], "compile_id")
 
 
+@table("compile_estimates", needs=("compile_records",))
 def compile_estimates(trace: Trace) -> Table:
     rows = [
         {
@@ -68,6 +71,7 @@ def compile_estimates(trace: Trace) -> Table:
     return _positioned(trace, "compile_estimates", rows, "compile_id")
 
 
+@table("graph_executions", needs=("compile_records",))
 def graph_executions(trace: Trace) -> Table:
     """A rank that recorded its order several times ran one after the other."""
     rows = [

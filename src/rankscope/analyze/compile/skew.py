@@ -99,8 +99,6 @@ def _finding(trace: Trace, run: int, excess: Mapping[int, _Excess], spent: BySit
     others = sorted(set(excess) - {slowest})
     also = f"{ranks_phrase(others)} {'compile' if len(others) > 1 else 'compiles'} far longer than the median rank too"
     return Finding(
-        code="C413",
-        rule="compile-skew",
         severity="warning",
         certainty="likely",
         title=f"rank {slowest} compiled for {format_duration(most.own_ns)}, the median rank for "

@@ -134,8 +134,6 @@ def _finding(kind: str, site: Site, stalls: Sequence[Stall]) -> Finding:
     lost = _lost_ns(stalls)
     is_again = worst.compile_id.rpartition("/")[2] not in ("", "0")
     return Finding(
-        code="X601",
-        rule="compile-stall",
         severity="warning",
         certainty="likely",
         title=_title(kind, ranks, lost, n_times) + f" while compiling {site.name}",
@@ -209,8 +207,6 @@ def _hang_finding(view: JobView, rank: int, call: WaitingCall, row: int, compile
     compiling = f"[{compile_id}] started {format_duration(view.last_activity_ns - since)} before the last activity"
     n_waiting = count_noun(len(call.waiting), "peer")
     return Finding(
-        code="X601",
-        rule="compile-stall",
         severity="error",
         certainty="likely",
         title=f"rank {rank} was still compiling {site.name} while {n_waiting} waited for it in "

@@ -122,8 +122,6 @@ def copies_slow(trace: Trace) -> Iterator[Finding | Effect]:
     causes = _why_slow(copies, cost_ns)
     reasons = [reason for reason, _ in causes]
     yield Finding(
-        code="P304",
-        rule="copies-slow",
         severity=losses.severity,
         certainty="certain",
         title=f"{losses.who} {verb(losses, 'waits', 'wait')} for copies between host and device {losses.cost}"

@@ -56,8 +56,6 @@ def communication_exposed(trace: Trace) -> Iterator[Finding | Effect]:
     certainty: Certainty = "possible" if alone else "likely"
     cost = least_first.amount if alone else f"at least {least_first.amount} on every rank"
     yield Finding(
-        code="P302",
-        rule="communication-exposed",
         severity=least_first.severity if trace.has("kernels") else "info",
         certainty=certainty,
         title=f"exposed communication (no computation at the same time) takes {cost}",

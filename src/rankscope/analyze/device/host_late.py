@@ -52,8 +52,6 @@ def device_idle_host(trace: Trace) -> Iterator[Finding | Effect]:
     worst = losses.ranks[0]
     host = _host_activity(trace, overlap(idle, windows.as_intervals()))
     yield Finding(
-        code="P301",
-        rule="device-idle-host",
         severity=losses.severity,
         certainty="likely",
         title=f"{losses.who} {verb(losses, 'leaves its device', 'leave their devices')} idle {losses.cost}: "

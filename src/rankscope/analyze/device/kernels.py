@@ -140,8 +140,6 @@ def low_occupancy(trace: Trace) -> Iterator[Finding | Effect]:
     kernels = largest(few["name"], empty_ns, _MAX_SHOWN)
     total = max(int(empty_ns.sum()), 1)
     yield Finding(
-        code="P306",
-        rule="low-occupancy",
         severity=losses.severity,
         certainty="likely",
         title=f"kernels of {losses.who} leave most multiprocessors empty: filling them would save {losses.cost}",

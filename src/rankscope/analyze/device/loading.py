@@ -59,8 +59,6 @@ def data_loading(trace: Trace) -> Iterator[Finding | Effect]:
     )
     in_process = any(_IN_PROCESS in name for name, *_ in loaders)
     yield Finding(
-        code="P303",
-        rule="data-loading",
         severity=losses.severity if _keeps_a_device_waiting(trace, losses) else "info",
         certainty="certain" if in_process else "likely",
         title=f"{losses.who} {verb(losses, 'waits', 'wait')} for data {losses.cost}",

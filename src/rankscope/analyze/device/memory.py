@@ -129,8 +129,6 @@ def _finding(trace: Trace, growing: list[dict[str, Any]]) -> Finding:
     severity: Severity = "warning" if n_left is not None and n_left <= _SOON_STEPS else "info"
     end = f", and it is full in {n_left:,} steps" if n_left is not None else ""
     return Finding(
-        code="P305",
-        rule="memory-growing",
         severity=severity,
         certainty="likely",
         title=f"{ranks_phrase(ranks)} {'uses' if len(ranks) == 1 else 'use'} {format_size(worst['growth_bytes'])} more "

@@ -10,7 +10,7 @@ from rankscope.analyze.hangs.evidence import call_text, group_text, side_label, 
 from rankscope.analyze.hangs.schedules import ScheduleChange, Transfer
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import Cycle
-from rankscope.analyze.hangs.wording import NEEDS, are_waiting, findings_of, make_evidence, make_finding
+from rankscope.analyze.hangs.wording import are_waiting, findings_of, make_evidence, make_finding
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Comparison, Finding, Side, count_noun, ranks_phrase
 from rankscope.model.tables import MISSING, Trace
@@ -18,7 +18,7 @@ from rankscope.model.tables import MISSING, Trace
 _MAX_SIDES = 4
 
 
-@rule("H107", "order-deadlock", needs=NEEDS)
+@rule("H107", "order-deadlock", needs=("collectives", "groups"))
 def order_deadlock(trace: Trace) -> Iterator[Finding | Effect]:
     """Ranks are deadlocked: they made calls of different groups in different orders and wait for each other.
 
@@ -35,7 +35,7 @@ def order_deadlock(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: if a rank waits for each call before it makes the next one, the data does not show whether it
     skipped the other call or would make it later. Both are reported as this finding.
     """
-    yield from findings_of(trace, "H107", _describe_cycle)
+    yield from findings_of(trace, "order-deadlock", _describe_cycle)
 
 
 def _describe_cycle(view: JobView, cause: Cause) -> Finding:
@@ -91,7 +91,7 @@ def _sites(view: JobView, ranks: Sequence[int]) -> str:
     return ", ".join(f"{site} on {ranks_phrase(members)}" for site, members in by_site.items())
 
 
-@rule("H108", "p2p-unmatched", needs=NEEDS)
+@rule("H108", "p2p-unmatched", needs=("collectives", "groups"))
 def p2p_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
     """A send or receive has no counterpart: the other rank skipped it, or one side made an extra one.
 
@@ -106,7 +106,7 @@ def p2p_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: if a ring buffer has dropped calls, transfers are counted from the newest completed one. gloo
     does not record sends and receives at all.
     """
-    yield from findings_of(trace, "H108", _describe_transfer)
+    yield from findings_of(trace, "p2p-unmatched", _describe_transfer)
 
 
 def _describe_transfer(view: JobView, cause: Cause) -> Finding:

@@ -111,8 +111,6 @@ def _describe(trace: Trace, odd: Sequence[Standing], usual: Sequence[Standing], 
     waits = f"the others are waiting for {it}" if is_in_collective(trace, peer) else f"the others are blocked by {it}"
     reasons = sorted({standing.reason for standing in odd if standing.reason})
     return Finding(
-        code="H112",
-        rule="rank-elsewhere",
         severity="error" if is_hang else "warning",
         certainty="likely" if is_hang else "possible",
         title=f"{ranks_phrase(ranks)} {'is' if len(ranks) == 1 else 'are'} in {where} while {peers} "

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import stack_groups
 from rankscope.analyze.hangs.view import JobView
-from rankscope.analyze.hangs.wording import NEEDS, findings_of, make_evidence, make_finding
+from rankscope.analyze.hangs.wording import findings_of, make_evidence, make_finding
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Finding, ranks_phrase
 from rankscope.model.tables import MISSING, Trace
 
 
-@rule("H114", "group-order", needs=(*NEEDS, "group_config"))
+@rule("H114", "group-order", needs=("collectives", "groups", "group_config"))
 def group_order(trace: Trace) -> Iterator[Finding | Effect]:
     """Ranks created their process groups in different orders, so the same number means different groups.
 
@@ -27,7 +27,7 @@ def group_order(trace: Trace) -> Iterator[Finding | Effect]:
 
     What could fool it: group descriptions that differ between ranks on purpose.
     """
-    yield from findings_of(trace, "H114", _describe_order)
+    yield from findings_of(trace, "group-order", _describe_order)
 
 
 def _describe_order(view: JobView, cause: Cause) -> Finding:

@@ -42,8 +42,6 @@ def dump_missing(trace: Trace) -> Iterator[Finding | Effect]:
     is_decided = any(not cause.is_effect and cause.rule != "rank-lost" for cause in causes)
     note = "the verdict does not depend on these ranks" if is_decided else "no rank with a dump is waiting for them"
     yield Finding(
-        code="D901",
-        rule="dump-missing",
         severity="warning",
         certainty="certain",
         title=f"no readable dump from {ranks_phrase(missing)} of {len(members)}",
@@ -80,8 +78,6 @@ def file_damaged(trace: Trace) -> Iterator[Finding | Effect]:
     )
     rest = len(damaged) - len(shown)
     yield Finding(
-        code="D902",
-        rule="file-damaged",
         severity="warning",
         certainty="certain",
         title=title,
@@ -114,8 +110,6 @@ def duplicate_rank(trace: Trace) -> Iterator[Finding | Effect]:
         return
     ranks = tuple(sorted({row["rank"] for row in doubled}))
     yield Finding(
-        code="D903",
-        rule="duplicate-rank",
         severity="warning",
         certainty="certain",
         title=f"{ranks_phrase(ranks)} left more than one dump{'' if len(ranks) == 1 else ' each'}; the newest was used",
@@ -152,8 +146,6 @@ def stale_dump(trace: Trace) -> Iterator[Finding | Effect]:
     ranks = tuple(sorted({row["rank"] for row in stale}))
     is_one = len(stale) == 1
     yield Finding(
-        code="D911",
-        rule="stale-dump",
         severity="warning",
         certainty="likely",
         title=f"{'the dump' if is_one else 'the dumps'} of {ranks_phrase(ranks)} "
@@ -190,8 +182,6 @@ def replicas(trace: Trace) -> Iterator[Finding | Effect]:
     are = "is not a member" if len(ranks) == 1 else "are not members"
     facts = f"{ranks_phrase(ranks)} {are} of any group in the same dump"
     yield Finding(
-        code="D912",
-        rule="replicas",
         severity="info" if size else "warning",
         certainty="likely",
         title=f"the job consists of replicas with {count_noun(size, 'rank')} each, which were analyzed separately"
@@ -233,8 +223,6 @@ def ring_too_small(trace: Trace) -> Iterator[Finding | Effect]:
     names = trace.table("groups").text("name")
     shown = ", ".join(names[group] for group in sorted(blind)[:_MAX_FILES])
     yield Finding(
-        code="D904",
-        rule="ring-too-small",
         severity="warning" if affected else "info",
         certainty="certain",
         title=f"the ring buffer dropped all calls of {count_noun(len(blind), 'group')} ({shown}) "

@@ -39,8 +39,6 @@ def late_completion(trace: Trace) -> Iterator[Finding | Effect]:
     first = int(rows[np.argmin(view.created[rows])])
     timeout = format_duration(int(view.calls.array("timeout_ns")[first]))
     yield Finding(
-        code="H110",
-        rule="late-completion",
         severity="info",
         certainty="certain",
         title=f"{count_noun(len(rows), 'call')} of {count_noun(len(ranks), 'rank')} ended only after the timeout of "
@@ -90,8 +88,6 @@ def unfinished(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     where = f"{group_text(view, int(view.group[oldest]))}, seq {int(view.seq[oldest])}"
     n_more = len(rows) - len(shown)
     finding = Finding(
-        code="H111",
-        rule="unfinished",
         severity="info",
         certainty="certain",
         title=f"{count_noun(len(groups), 'group')} {'has' if len(groups) == 1 else 'have'} an unfinished collective; "
@@ -120,8 +116,6 @@ def _unnoticed(view: JobView) -> Iterator[Finding]:
     where = f"seq {int(view.seq[first])} of {group_text(view, int(view.group[first]))}"
     later = f" and {count_noun(len(rows) - 1, 'later call')}" if len(rows) > 1 else ""
     yield Finding(
-        code="H111",
-        rule="unfinished",
         severity="info",
         certainty="certain",
         title=f"{ranks_phrase(ranks)} did not record that {call_text(view, first)} ({where}){later} completed, "
@@ -144,8 +138,6 @@ def _unrecorded(view: JobView) -> Iterator[Finding]:
         members = view.members[group]
         where = f"seq {int(view.seq[last])} of {group_text(view, group)}"
         yield Finding(
-            code="H111",
-            rule="unfinished",
             severity="info",
             certainty="certain",
             title=f"the dumps do not show whether the last call, {call_text(view, last)} ({where}), completed",

@@ -10,7 +10,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.signatures import SYNCHRONISING, Signatures
+from rankscope.analyze.hangs.view import signatures_of
 from rankscope.model.call_ends import ends_unrecorded, lack_states
 from rankscope.model.clock import POLL_NS, median
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
@@ -22,8 +24,9 @@ _UNRECORDED = 4  # not a status: what the record of a backend that does not see 
 _UNNOTICED_NS = 2_000_000_000
 
 
-def match_collectives(trace: Trace, signatures: Signatures) -> dict[str, Table]:
+def match_collectives(trace: Trace) -> dict[str, Table]:
     """The tables matches and collectives (with match_id and status)."""
+    signatures = derived(trace, signatures_of)
     calls = trace.table("collectives")
     recorded = _recorded_status(calls)
     status = np.where(recorded == _UNRECORDED, DONE, recorded).astype(np.int8)  # unless a member has not made the call

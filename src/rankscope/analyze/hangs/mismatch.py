@@ -19,7 +19,6 @@ from rankscope.analyze.hangs.sides import (
 )
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.wording import (
-    NEEDS,
     compare_with,
     findings_of,
     make_evidence,
@@ -36,7 +35,7 @@ _SPLITS = (
 )
 
 
-@rule("H102", "op-mismatch", needs=NEEDS)
+@rule("H102", "op-mismatch", needs=("collectives", "groups"))
 def op_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
     """Ranks of one group called different operations at the same position.
 
@@ -54,7 +53,7 @@ def op_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
     says so. If these do not help either, both ranks are named. A rare branch near the end of the loop body looks like
     the end of the loop.
     """
-    yield from findings_of(trace, "H102", _describe_op)
+    yield from findings_of(trace, "op-mismatch", _describe_op)
 
 
 def _describe_op(view: JobView, cause: Cause) -> Finding:
@@ -65,7 +64,7 @@ def _describe_op(view: JobView, cause: Cause) -> Finding:
     return _mismatch(view, cause, title, "make the condition that leads to these two calls the same on all ranks")
 
 
-@rule("H103", "size-mismatch", needs=NEEDS)
+@rule("H103", "size-mismatch", needs=("collectives", "groups"))
 def size_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
     """Ranks of one group made the same call with different sizes.
 
@@ -83,7 +82,7 @@ def size_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
     all_to_all are not recorded, so only its totals can be checked. If a call with different sizes completed and all
     ranks continued, it is not an error: `rankscope fr PATH` lists such calls.
     """
-    yield from findings_of(trace, "H103", _describe_size)
+    yield from findings_of(trace, "size-mismatch", _describe_size)
 
 
 def _describe_size(view: JobView, cause: Cause) -> Finding:
@@ -183,7 +182,7 @@ def _describe_transfer(view: JobView, cause: Cause, describe: Callable[[JobView,
     return make_finding(view, cause, title, evidence, f"make both sides agree on the {what} before the transfer")
 
 
-@rule("H104", "dtype-mismatch", needs=NEEDS)
+@rule("H104", "dtype-mismatch", needs=("collectives", "groups"))
 def dtype_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
     """Ranks of one group made the same call with different element types.
 
@@ -198,7 +197,7 @@ def dtype_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: dumps before layout 2.1 do not record types. What these ranks passed is unknown, and counts as
     matching.
     """
-    yield from findings_of(trace, "H104", _describe_dtype)
+    yield from findings_of(trace, "dtype-mismatch", _describe_dtype)
 
 
 def _describe_dtype(view: JobView, cause: Cause) -> Finding:

@@ -166,8 +166,6 @@ def _describe(view: JobView, sign: _Sign) -> Finding:
     lost = (f"the data does not show where {ranks_phrase(unknown)} {_is(unknown)}",) if unknown else ()
     is_hang = sign.kind == "stall"
     return Finding(
-        code="H115",
-        rule="hang-outside",
         severity=sign.severity,
         certainty=sign.certainty,
         title=title,

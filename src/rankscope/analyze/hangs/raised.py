@@ -55,8 +55,6 @@ def _describe(trace: Trace, ended: Sequence[Standing]) -> Finding:
     if len(later) > _MAX_LATER:
         notes += (f"{count_noun(len(later) - _MAX_LATER, 'more rank')} raised later",)
     return Finding(
-        code="H113",
-        rule="rank-raised",
         severity="error",
         certainty="certain" if not later else "likely",
         title=f"{ranks_phrase(ranks)} raised {first.reason}",

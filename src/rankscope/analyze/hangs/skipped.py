@@ -12,7 +12,7 @@ from rankscope.analyze.hangs.programs import Departure, Reference
 from rankscope.analyze.hangs.shifts import Shift
 from rankscope.analyze.hangs.sides import Sides, ranks_of, sides_of
 from rankscope.analyze.hangs.view import JobView
-from rankscope.analyze.hangs.wording import NEEDS, compare_with, findings_of, make_evidence, make_finding, normal_rows
+from rankscope.analyze.hangs.wording import compare_with, findings_of, make_evidence, make_finding, normal_rows
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Finding, count_noun, ranks_phrase
 from rankscope.model.tables import MISSING, Trace
@@ -20,7 +20,7 @@ from rankscope.model.tables import MISSING, Trace
 _HELP = "check the condition around that call: it must be true on all ranks or on none"
 
 
-@rule("H106", "call-skipped", needs=NEEDS)
+@rule("H106", "call-skipped", needs=("collectives", "groups"))
 def call_skipped(trace: Trace) -> Iterator[Finding | Effect]:
     """A rank skipped a call that its peers made, or made an extra one.
 
@@ -35,7 +35,7 @@ def call_skipped(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: the verdict is based on the lines of user code that made the calls. Without stacks, or if all
     calls come from one line, a skipped call looks like a late one.
     """
-    yield from findings_of(trace, "H106", _describe)
+    yield from findings_of(trace, "call-skipped", _describe)
 
 
 def _describe(view: JobView, cause: Cause) -> Finding:

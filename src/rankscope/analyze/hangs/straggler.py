@@ -217,8 +217,6 @@ def _finding(view: JobView, late: Late) -> Finding:
     advice = f"profile one step of rank {late.rank} and of a peer; check its host for load, heat and data loading"
     waiting = f"{peers_phrase(peers, 'its')} in {group_text(view, group)}"
     return Finding(
-        code="S201",
-        rule="straggler",
         severity="warning",
         certainty="likely",
         title=f"rank {late.rank} keeps {waiting} waiting, {typical} each time",

@@ -13,7 +13,6 @@ from rankscope.analyze.hangs.evidence import call_text, group_text, site_text, s
 from rankscope.analyze.hangs.lost_ranks import went_together
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.wording import (
-    NEEDS,
     are_waiting,
     compare_with,
     findings_of,
@@ -41,7 +40,7 @@ def _peers_in_call(view: JobView, cause: Cause) -> list[int]:
     return []
 
 
-@rule("H101", "rank-lost", needs=NEEDS)
+@rule("H101", "rank-lost", needs=("collectives", "groups"))
 def rank_lost(trace: Trace) -> Iterator[Finding | Effect]:
     """A rank left no dump, and the others are waiting for it.
 
@@ -57,7 +56,7 @@ def rank_lost(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: if several dumps are missing, the data may not show which rank is the cause; all candidates are
     named. If another cause is certain, missing dumps are only reported as D901.
     """
-    yield from findings_of(trace, "H101", _describe_lost)
+    yield from findings_of(trace, "rank-lost", _describe_lost)
 
 
 def _describe_lost(view: JobView, cause: Cause) -> Finding:
@@ -115,7 +114,7 @@ def _last_seen(view: JobView, cause: Cause) -> tuple[str, ...]:
     return (f"it was alive at seq {int(view.seq[last])} of {group_text(view, int(view.group[last]))}, which completed",)
 
 
-@rule("H105", "rank-stuck", needs=NEEDS)
+@rule("H105", "rank-stuck", needs=("collectives", "groups"))
 def rank_stuck(trace: Trace) -> Iterator[Finding | Effect]:
     """A rank never reached the collective that the others are waiting in, and is not waiting in another one.
 
@@ -131,7 +130,7 @@ def rank_stuck(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: the recorder does not see collectives inside CUDA graphs, sends and receives on gloo, or
     communication by other libraries. The rank may be waiting in one of these.
     """
-    yield from findings_of(trace, "H105", _describe_stuck)
+    yield from findings_of(trace, "rank-stuck", _describe_stuck)
 
 
 def _describe_stuck(view: JobView, cause: Cause) -> Finding:
@@ -182,7 +181,7 @@ def _host_note(view: JobView, ranks: tuple[int, ...]) -> tuple[str, ...]:
     return (f"on {'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts[:4])}",) if hosts else ()
 
 
-@rule("H109", "collective-stalled", needs=NEEDS)
+@rule("H109", "collective-stalled", needs=("collectives", "groups"))
 def collective_stalled(trace: Trace) -> Iterator[Finding | Effect]:
     """All members joined a collective with matching calls, but it does not complete on all of them.
 
@@ -200,7 +199,7 @@ def collective_stalled(trace: Trace) -> Iterator[Finding | Effect]:
     these look the same. Dumps of a running job are not taken at the same instant: a rank may complete the call a moment
     later.
     """
-    yield from findings_of(trace, "H109", _describe_stalled)
+    yield from findings_of(trace, "collective-stalled", _describe_stalled)
 
 
 def _describe_stalled(view: JobView, cause: Cause) -> Finding:

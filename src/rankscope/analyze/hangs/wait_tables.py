@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from rankscope.analyze.derived import table
 from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.standing import is_current, standings_of
 from rankscope.analyze.hangs.verdict import causes_of
@@ -19,9 +20,8 @@ from rankscope.model.tables import MISSING, Table, Trace
 Row = dict[str, Any]
 
 
+@table("waits", needs=("collectives",))
 def waits(trace: Trace) -> Table:
-    if not trace.has("collectives"):
-        return Table.from_rows("waits", [])
     view, graph = job_view(trace), wait_graph(trace)
     roots = [cause for cause in causes_of(trace) if not cause.is_effect]
     in_cycle = {(call.match, rank) for cycle in graph.cycles() for call in cycle.calls for rank in cycle.ranks}
@@ -108,6 +108,7 @@ def _unpaired_rows(view: JobView, graph: WaitGraph, roots: Sequence[Cause]) -> I
             }
 
 
+@table("standings", needs=("ranks", "collectives", "thread_stacks"))
 def standings(trace: Trace) -> Table:
     """The main thread tells where a rank stands, unless the rank has made calls since."""
     view, threads = job_view(trace), standings_of(trace)

@@ -16,20 +16,19 @@ from rankscope.analyze.hangs.evidence import (
 from rankscope.analyze.hangs.standing import with_standing
 from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
-from rankscope.analyze.registry import RULES, Effect
+from rankscope.analyze.registry import Effect
 from rankscope.model.finding import Comparison, Evidence, Finding, count_noun
 from rankscope.model.tables import MISSING, Trace
 
 Describe = Callable[[JobView, Cause], Finding]
-NEEDS = ("collectives", "groups")
 _SHORTEST_WAIT_NS = 1_000_000_000
 
 
-def findings_of(trace: Trace, code: str, describe: Describe) -> Iterator[Finding | Effect]:
-    """One finding for each cause of the rule, made by `describe`."""
+def findings_of(trace: Trace, rule: str, describe: Describe) -> Iterator[Finding | Effect]:
+    """One finding for each cause that falls under the rule of that name, made by `describe`."""
     view = job_view(trace)
     for cause in causes_of(trace):
-        if cause.rule == RULES[code].name:
+        if cause.rule == rule:
             finding = with_standing(view, cause, describe(view, cause))
             yield Effect(finding) if cause.is_effect else finding
 
@@ -38,8 +37,6 @@ def make_finding(view: JobView, cause: Cause, title: str, evidence: Evidence, he
     """The finding of a cause. It shows the call of the peers, as they did what the program wanted."""
     shown = cause.peer_row if cause.peer_row != MISSING else cause.culprit_row
     return Finding(
-        code=next(rule.code for rule in RULES.values() if rule.name == cause.rule),
-        rule=cause.rule,
         severity="error",
         certainty=cause.certainty,
         title=title,

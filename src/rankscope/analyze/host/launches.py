@@ -6,8 +6,6 @@ from rankscope.analyze.metric import Selection, metric
 from rankscope.model.database import table_from_query
 from rankscope.model.tables import Table, Trace
 
-_LAUNCH_SETTINGS = {"slow_us": 50, "delay_us": 100}
-
 
 def _launches(selection: Selection) -> str:
     """One row per launch. A graph launch has many kernels, and so do the commands of some accelerators."""
@@ -36,7 +34,9 @@ def launch_stats(trace: Trace, selection: Selection) -> Table:
     return table_from_query(trace, "launch_stats", sql)
 
 
-@metric("launch_summary", "launch_summary", needs=("kernels", "runtime_calls"), settings=_LAUNCH_SETTINGS)
+@metric(
+    "launch_summary", "launch_summary", needs=("kernels", "runtime_calls"), settings={"slow_us": 50, "delay_us": 100}
+)
 def launch_summary(trace: Trace, selection: Selection) -> Table:
     """One row per rank: how many of its launches took longer than their kernels, how many were slow, how many waited.
 

@@ -25,12 +25,20 @@ _FROM_ANNOTATIONS = f"""
 """
 
 
-def _has_modules(trace: Trace) -> bool:
+def has_modules(trace: Trace) -> bool:
     queries = (_FROM_STACKS, _FROM_ANNOTATIONS)
     return any(database(trace).execute(f"{query} LIMIT 1").fetchall() for query in queries)
 
 
-@metric("modules", "module_breakdown", needs=("profiles",), has_rows=_has_modules)
+@metric(
+    "modules",
+    "module_breakdown",
+    needs=("profiles",),
+    applies_if=(
+        "has_modules",
+        "with_stack=True and read with --stacks, or name modules with torch.profiler.record_function",
+    ),
+)
 def module_breakdown(trace: Trace, selection: Selection) -> Table:
     """One row per rank and module: its host time, and the device time of the kernels launched inside it.
 

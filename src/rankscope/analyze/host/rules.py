@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rankscope.analyze.device.losses import verb
 from rankscope.analyze.host.losses import Losses, losses_of
 from rankscope.analyze.host.python_frames import is_own, location_of
-from rankscope.analyze.registry import RULES, Effect, rule
+from rankscope.analyze.registry import Effect, rule
 from rankscope.model.database import database
 from rankscope.model.finding import Evidence, Finding, Location, count_noun, format_duration, ranks_phrase
 from rankscope.model.tables import Trace
@@ -49,7 +49,6 @@ def launch_bound(trace: Trace) -> Iterator[Finding | Effect]:
     pace = _launch_pace(trace, worst.rank)
     operators = _gap_operators(trace, worst.rank)
     yield _finding(
-        "P311",
         losses,
         title=f"{losses.who} {verb(losses, 'launches', 'launch')} kernels more slowly than the device runs them: "
         f"it is idle {losses.cost}",
@@ -101,8 +100,6 @@ def queue_full(trace: Trace) -> Iterator[Finding | Effect]:
     rank, device, stream, blocked_ns, blocked_pct = rows[0]
     culprits = tuple(sorted({row[0] for row in rows}))
     yield Finding(
-        code="P312",
-        rule="queue-full",
         severity="info",
         certainty="certain",
         title=f"the launch queue of {ranks_phrase(culprits)} is full for up to {blocked_pct:.0f}% of the time: "
@@ -154,7 +151,6 @@ def host_syncs(trace: Trace) -> Iterator[Finding | Effect]:
     location = _line_of_waits(trace, losses)
     first = sites[0]
     yield _finding(
-        "P313",
         losses,
         title=f"{losses.who} {verb(losses, 'waits', 'wait')} for the device in {first.what}, "
         f"which is then idle {losses.cost}",
@@ -203,7 +199,6 @@ def launch_delay(trace: Trace) -> Iterator[Finding | Effect]:
         return
     worst = losses.ranks[0]
     yield _finding(
-        "P314",
         losses,
         title=f"kernels of {losses.who} start late although the device is free: it is idle {losses.cost}",
         evidence=Evidence(
@@ -221,10 +216,8 @@ def launch_delay(trace: Trace) -> Iterator[Finding | Effect]:
     )
 
 
-def _finding(code: str, losses: Losses, **parts: Any) -> Finding:
-    return Finding(
-        code=code, rule=RULES[code].name, severity=losses.severity, certainty="likely", ranks=losses.culprits, **parts
-    )
+def _finding(losses: Losses, **parts: Any) -> Finding:
+    return Finding(severity=losses.severity, certainty="likely", ranks=losses.culprits, **parts)
 
 
 def _gap_losses(trace: Trace, events: str) -> Losses | None:

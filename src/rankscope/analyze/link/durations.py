@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankscope.analyze.derived import derived
+from rankscope.analyze.derived import derived, table
 from rankscope.analyze.link.alignment import Track, align, align_ends
 from rankscope.analyze.link.links import own_time, recorded_links
 from rankscope.analyze.link.nodes import EVENTS, Events
@@ -33,6 +33,7 @@ _OWN_CLEAN = f"""
 StepKey = tuple[bytes, bytes, bytes]
 
 
+@table("et_links", needs=("et_nodes",))
 def et_links(trace: Trace) -> Table:
     """With durations from clean steps of the same processes, where the capture has such steps."""
     clean = {file_id for (file_id,) in database(trace).execute(_OWN_CLEAN).fetchall()}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analyze.derived import table
 from rankscope.analyze.link.nodes import Nodes, file_slices, nodes_of
 from rankscope.analyze.link.partners import BY_ALIGNMENT, BY_ID, HOW, Judged, Partners, partners_of
 from rankscope.model.tables import MISSING, Array, Table, Trace
@@ -15,6 +16,7 @@ from rankscope.model.tables import MISSING, Array, Table, Trace
 _REASONS = ("no-overlap", "no-observer", "different-run", "no-profile")
 
 
+@table("et_pairs", needs=("et_nodes",))
 def et_pairs(trace: Trace) -> Table:
     """One row per execution trace."""
     nodes, partners = nodes_of(trace), partners_of(trace)

@@ -57,8 +57,6 @@ def _low(why: str, pairs: Sequence[dict[str, Any]], severity: Severity) -> Findi
     is_certain = reason.certainty == "certain"
     n_more = len(pairs) - _MAX_SHOWN
     return Finding(
-        code="L501",
-        rule="link-rate-low",
         severity=severity,
         certainty=reason.certainty,
         title=sentence(why, pairs),
@@ -110,8 +108,6 @@ def no_operators(trace: Trace) -> Iterator[Finding]:
     whose = "execution trace" if len(empty) == 1 else "execution traces"
     has = "has" if len(empty) == 1 else "have"
     yield Finding(
-        code="L505",
-        rule="no-operators",
         severity="warning",
         certainty="certain",
         title=f"{ranks_phrase(ranks)}: the {whose} {has} no operators, so nothing can be linked",
@@ -158,8 +154,6 @@ def _disagreement(difference: Disagreement) -> Finding:
     inferred = ("the group of these calls was inferred from the threads that ran them",)
     hangs = ("all members of a group have to make the same call: a simulator waits here forever",)
     return Finding(
-        code="L502",
-        rule="collectives-disagree",
         severity="warning",
         certainty="likely" if difference.is_inferred else "certain",
         title=f"{ranks_phrase(odd)} called {odd_call} where {ranks_phrase(usual)} called {usual_call}",
@@ -215,8 +209,6 @@ def durations_inflated(trace: Trace) -> Iterator[Finding | Skipped]:
         return
     ranks = tuple(sorted({pair["rank"] for pair in affected}))
     yield Finding(
-        code="L503",
-        rule="durations-inflated",
         severity="info",
         certainty="certain" if all(pair["method"] == "id" for pair in affected) else "likely",
         title=f"{ranks_phrase(ranks)}: operators took longer than usual because the observer was running",
@@ -274,8 +266,6 @@ def kernels_untied(trace: Trace) -> Iterator[Finding]:
     ranks = tuple(row[0] for row in untied)
     n_kernels, n_untied, n_uncalled = (sum(row[column] for row in untied) for column in (1, 2, 3))
     yield Finding(
-        code="L504",
-        rule="kernels-untied",
         severity="warning",
         certainty="certain",
         title=f"{ranks_phrase(ranks)}: {100 * n_untied / n_kernels:.0f}% of the kernels belong to no operator",

@@ -15,11 +15,16 @@ from rankscope.analyze.path.work import Job, Work, aligned, job_of
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
 
-def _has_stages(trace: Trace) -> bool:
+def has_stages(trace: Trace) -> bool:
     return bool(stages_of(trace))
 
 
-@metric("bubbles", "pipeline_bubbles", needs=("comms",), has_rows=_has_stages)
+@metric(
+    "bubbles",
+    "pipeline_bubbles",
+    needs=("comms",),
+    applies_if=("has_stages", "torch.profiler in a job with pipeline parallelism"),
+)
 def bubbles(trace: Trace, selection: Selection) -> Table:
     """One row per pipeline rank and step: how long it waited because a neighboring stage was not ready.
 

@@ -116,8 +116,6 @@ def _finding(growing: list[_Growth], where: str) -> Finding:
     end = f"; it is full in {'at least ' * (len(ranks) > 1)}{_time(left)}" if left is not None else ""
     verb = "uses" if len(ranks) == 1 else "use up to"
     return Finding(
-        code="P332",
-        rule="memory-climbing",
         severity=severity,
         certainty="likely",
         title=f"{ranks_phrase(ranks)} {verb} {format_size(worst.per_s * 60)} more {where} memory every minute{end}",

@@ -107,8 +107,6 @@ def _broken(name: str, onsets: Sequence[_Onset], members: Sequence[Series], more
     if never & ranks:
         lines.append(f"{ranks_phrase(never & ranks)} stayed finite")
     return Finding(
-        code="S211",
-        rule="loss-not-finite",
         severity="error" if is_lasting else "warning",
         certainty="certain",
         title=f"{whose} is {word} {when}",
@@ -156,8 +154,6 @@ def loss_apart(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         onset = _first_apart(losses, place)
         peers = float(np.nanmedian(np.delete(losses[:, -1], place)))
         yield Finding(
-            code="S212",
-            rule="loss-apart",
             severity="warning",
             certainty="likely",
             title=f"the loss of rank {ranks[place]} diverges from its peers at about step {starts[onset]:,}",

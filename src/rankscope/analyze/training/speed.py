@@ -177,8 +177,6 @@ def _finding(trace: Trace, falls: dict[int, _Fall], n_ranks: int) -> Finding:
         ranks = tuple(sorted(falls))
     of_whom = f" on {ranks_phrase(ranks)}" if ranks and cause is None else ""
     return Finding(
-        code="P331",
-        rule="throughput-falling",
         severity="warning",
         certainty="likely",
         title=f"steps{of_whom} take {_time(worst.after)} at the end but took {_time(worst.before)} at the start: "
@@ -191,8 +189,6 @@ def _finding(trace: Trace, falls: dict[int, _Fall], n_ranks: int) -> Finding:
 
 def _of_log(series: Series, fall: _Fall) -> Finding:
     return Finding(
-        code="P331",
-        rule="throughput-falling",
         severity="warning",
         certainty="likely",
         title=f"{series.name} falls from {1 / fall.before:.4g} to {1 / fall.after:.4g}: "

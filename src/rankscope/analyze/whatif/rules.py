@@ -51,8 +51,6 @@ def stage_imbalance(trace: Trace) -> Iterator[Finding | Effect]:
     longer = slow.compute_ns / usual - 1 if usual else 0.0
     balanced = outcome.by_kind["balance"]["step_ns"]
     yield Finding(
-        code="P321",
-        rule="stage-imbalance",
         severity=_severity(share),
         certainty="likely",
         title=(
@@ -115,8 +113,6 @@ def job_slowed(trace: Trace) -> Iterator[Finding | Effect]:
     types = [row for row in outcome.rows if row["kind"] == "type"]
     main = max(types, key=lambda row: row["saved_ns"])
     yield Finding(
-        code="P322",
-        rule="job-slowed",
         severity="info",
         certainty="likely",
         title=(

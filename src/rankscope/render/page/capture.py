@@ -7,7 +7,7 @@ from typing import Any
 from rankscope.model.finding import count_noun
 from rankscope.render.html import text
 from rankscope.render.listing import Column, cell, n_bytes_phrase, row, table
-from rankscope.render.page.contents import Contents, View
+from rankscope.render.page.contents import Contents, View, view
 
 ANCHOR = "capture"
 FILES_SHOWN = 20
@@ -21,6 +21,7 @@ _COLUMNS = (
 )
 
 
+@view("capture", place=90)
 def capture_view(contents: Contents) -> View:
     files = [file for file in contents.trace.table("files").rows() if file["status"] != "ignored"]
     files.sort(key=lambda file: (file["status"] == "read", file["file_id"]))  # what went wrong comes first

@@ -24,7 +24,7 @@ from rankscope.render.listing import Column, blocks, cell, fold, row, table
 from rankscope.render.page.compiling_files import embed, file_item, file_versions, outputs_of, records_with_text
 from rankscope.render.page.compiling_job import Classes, Job, rank_totals
 from rankscope.render.page.compiling_rows import JobView, fitting, row_bytes
-from rankscope.render.page.contents import Contents, View, absent
+from rankscope.render.page.contents import Contents, View, absent, view
 
 Place = tuple[str, int | str]  # a file, and a line or a function of it
 ANCHOR = "compile"
@@ -46,6 +46,7 @@ _PANE = (
 _TABLES_WITH_CONTENT = ("compilations", "compile_stacks", "graph_breaks", "recompiles", "compile_errors", "log_lines")
 
 
+@view("compiling", place=35)
 def compiling_view(contents: Contents) -> View:
     trace = contents.trace
     if not trace.has("compile_logs"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -44,6 +44,14 @@ class View(NamedTuple):
     badge: str = ""  # a word or number beside its name in the bar
 
 
+def view(name: str, *, place: int = 50) -> Callable[[ViewFunction], ViewFunction]:
+    """Says that a function makes a view of the page; those with a lower place come first. The arguments are literals.
+
+    The name is for people who wait for the page.
+    """
+    return lambda function: function
+
+
 @dataclass
 class Contents:
     trace: Trace
@@ -82,6 +90,9 @@ class Contents:
             if (row["name"], tuple(sorted(msgspec.json.decode(row["ranks"] or "[]")))) == wanted:
                 return f"p{row['group_key']}"
         return None
+
+
+ViewFunction = Callable[[Contents], View]
 
 
 def map_link(group: int | str | None = None, rank: int | None = None, seq: int | None = None, p2p: bool = False) -> str:

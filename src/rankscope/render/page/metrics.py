@@ -14,7 +14,7 @@ from rankscope.render.listing import Column, cell, row
 from rankscope.render.page.chart_scale import PLAIN, Unit, number_text, size_unit, time_unit
 from rankscope.render.page.chart_section import WORST, shortened, table_below
 from rankscope.render.page.charts import Band, Flag, Key, Line, LineChart, figure, lines
-from rankscope.render.page.contents import Contents, View, absent
+from rankscope.render.page.contents import Contents, View, absent, view
 from rankscope.render.page.metrics_data import Series, metric_names, series_of
 from rankscope.render.page.metrics_findings import finding_flags
 
@@ -35,6 +35,7 @@ _FEWEST_POINTS, _MOST_POINTS = 24, 240
 _BYTES_PER_POINT, _BYTES_PER_VALUE = 130, 45  # about: of the hidden column and its title, and of each line in both
 
 
+@view("metrics", place=40)
 def metrics_view(contents: Contents) -> View:
     names = metric_names(contents.trace)
     if not names:

@@ -6,7 +6,7 @@ import numpy as np
 
 from rankscope.model.finding import count_noun
 from rankscope.render.page.chart_marks import marks_of
-from rankscope.render.page.contents import Contents, View, absent
+from rankscope.render.page.contents import Contents, View, absent, view
 from rankscope.render.page.performance_device import idle_section, kernel_section, overlap_section
 from rankscope.render.page.performance_path import path_section, what_if_section
 from rankscope.render.page.performance_ranks import bubble_section, collective_section, straggler_section
@@ -28,6 +28,7 @@ _SECTIONS = (
 )
 
 
+@view("performance", place=30)
 def performance_view(contents: Contents) -> View:
     if not (contents.trace.has("profiles") and contents.trace.has("step_breakdown")):
         return absent(

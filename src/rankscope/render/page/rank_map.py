@@ -14,7 +14,7 @@ from rankscope.model.tables import Array, Trace
 from rankscope.render.html import text
 from rankscope.render.listing import fold
 from rankscope.render.page.blocks import Block
-from rankscope.render.page.contents import Contents, View, absent
+from rankscope.render.page.contents import Contents, View, absent, view
 from rankscope.render.page.rank_map_calls import CallPool, clipped
 from rankscope.render.page.rank_map_choices import Choice, choices, first_choice
 from rankscope.render.page.rank_map_data import Matrix, Thinned, block_of, estimated_size, kept_columns, thinnings
@@ -31,6 +31,7 @@ MAX_HOSTS_LISTED = 500
 _COMMAND = "rankscope record -o traces/ -- torchrun --nproc-per-node 8 train.py"
 
 
+@view("rank map", place=10)
 def rank_map_view(contents: Contents) -> View:
     found = choices(contents.trace)
     if not found:

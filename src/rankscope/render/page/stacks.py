@@ -15,7 +15,7 @@ from rankscope.model.tables import MISSING, Table
 from rankscope.render.compile_tree.stack_trie import Node, drawn_trie, trie_of
 from rankscope.render.escape import cut_short
 from rankscope.render.html import text
-from rankscope.render.page.contents import Contents, View, absent, map_link
+from rankscope.render.page.contents import Contents, View, absent, map_link, view
 from rankscope.render.page.wait_words import is_hang
 from rankscope.render.source import shown_path
 
@@ -56,6 +56,7 @@ class _Chosen(NamedTuple):
     left_out: list[Stack]
 
 
+@view("stacks", place=25)
 def stacks_view(contents: Contents) -> View:
     found = _stacks_of(contents)
     if not found:

@@ -7,7 +7,7 @@ from rankscope.model.tables import MISSING
 from rankscope.render.escape import cut_short
 from rankscope.render.html import text
 from rankscope.render.listing import Column, cell, row, table
-from rankscope.render.page.contents import Contents, View, absent
+from rankscope.render.page.contents import Contents, View, absent, view
 from rankscope.render.page.stacks import standing_of
 from rankscope.render.page.wait_drawing import MAX_CHARS, Box, Line, drawing
 from rankscope.render.page.wait_graph import NOBODY, Edge, Graph, Node, wait_graph
@@ -39,6 +39,7 @@ _COLUMNS = (
 )
 
 
+@view("waits", place=20)
 def waits_view(contents: Contents) -> View:
     if not contents.trace.has("collectives"):
         return absent(ANCHOR, TITLE, "This capture has no Flight Recorder dumps.", COMMAND)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib import import_module
 from typing import NamedTuple
 
 from msgspec import structs
 
 from rankscope.model.finding import Evidence, Report
+from rankscope.model.parts import declared_parts
 from rankscope.model.tables import Trace
 from rankscope.render.html import page_frame, text
 from rankscope.render.page.blocks import Blocks
@@ -19,8 +19,6 @@ from rankscope.render.page.head import head_html, page_title
 from rankscope.render.page.redaction import Redaction, directories_of, without_source
 from rankscope.render.whole_file import whole_file
 
-# In the order in which they stand, those without data behind the others. Module `waits` has a function `waits_view`.
-VIEWS = ("rank_map", "waits", "stacks", "performance", "compiling", "metrics", "capture")
 STYLES = ("page.css", "parts.css", "compile.css", "code.css", "report.css")
 SCRIPTS = ("page.js", "code.js", "artifacts.js", "rank_map.js", "charts.js", "report.js")
 SERVED_SCRIPTS = (*SCRIPTS, "serve.js")  # a server can do what a file cannot: hand the timeline to Perfetto
@@ -104,15 +102,12 @@ def without_other_worlds(report: Report) -> Report:
 
 
 def _views(contents: Contents, progress: Progress | None) -> Iterator[View]:
-    for done, name in enumerate(VIEWS):
+    declared = sorted(declared_parts("view", "render.page"), key=lambda part: part.settings.get("place", 50))
+    for done, part in enumerate(declared):
         if progress is not None:
-            progress(done, len(VIEWS), f"preparing the page: {name.replace('_', ' ')}")
-        yield _view_of(name)(contents)
-
-
-def _view_of(name: str) -> Callable[[Contents], View]:
-    made: Callable[[Contents], View] = getattr(import_module(f"rankscope.render.page.{name}"), f"{name}_view")
-    return made
+            progress(done, len(declared), f"preparing the page: {part.values[0]}")
+        view: View = part.load()(contents)
+        yield view
 
 
 def _section(view: View) -> str:

@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.analyze.derived import table
 from rankscope.analyze.link.collectives.calls import Calls, called
 from rankscope.analyze.link.collectives.groups import Memberships, memberships
 from rankscope.analyze.link.collectives.names import P2P, SIZED_BY_OUTPUT
 from rankscope.analyze.link.collectives.runs import Runners, runners
 from rankscope.analyze.link.nodes import nodes_of
 from rankscope.analyze.path.work import numbered
-from rankscope.model.tables import MISSING, Array, Table, Text, Trace, concat
+from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 
+@table("et_collectives", needs=("et_nodes",))
 def et_collectives(trace: Trace) -> Table:
-    if not trace.has("et_nodes"):
-        return concat("et_collectives", [])
     found = called(trace)
     calls, run = found.calls, runners(trace, found)
     groups = memberships(trace, calls, run)

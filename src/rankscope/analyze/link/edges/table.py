@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rankscope.analyze.derived import table
 from rankscope.analyze.link.edges.device import launches, stream_order, synchronisation
 from rankscope.analyze.link.edges.graph import Edges, Graph, load_graph
 from rankscope.analyze.link.edges.host import backward, calls, handovers, runners_of, thread_order
@@ -17,9 +18,8 @@ from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 _COLLECTIVE = "collective"
 
 
+@table("et_edges", needs=("et_nodes",))
 def et_edges(trace: Trace) -> Table:
-    if not trace.has("et_nodes"):
-        return Table.from_rows("et_edges", [])
     graph = load_graph(trace)
     collectives = trace.table("et_collectives")
     runners = runners_of(graph, collectives)
