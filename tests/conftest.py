@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,28 @@ import pytest
 if TYPE_CHECKING:
     from page_browser import Opened
     from playwright.sync_api import Browser
+
+
+def pytest_configure() -> None:
+    """What a shell starts in the background ignores interrupts, and so would all processes that the tests interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked `cases`, the first case is quick and the others are slow."""
+    seen: set[object] = set()
+    for item in items:
+        if item.get_closest_marker("cases"):
+            function = getattr(item, "function", None)
+            if function in seen:
+                item.add_marker(pytest.mark.slow)
+            seen.add(function)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay until the end: the collector of garbage need not look at them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
