@@ -41,7 +41,7 @@ check: lint
 
 lint: $(CHECKER)
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy --strict
 
 docs: $(PACKAGE)
 	$(BIN)/python tools/make_docs.py
