@@ -1,4 +1,4 @@
-"""One line on stderr while something takes long: what is being done, how much of it is done, how long it still takes."""
+"""One line on stderr while something takes long: what is being done, how much is done, how long the rest takes."""
 
 from __future__ import annotations
 
