@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankscope.model.finding import Report, count_noun, format_ranks, ranks_phrase
-from rankscope.model.rank_groups import compile_runs, graph_estimates, rank_groups
 from rankscope.model.tables import Trace
 from rankscope.render.cards import Cards, skipped_checks
 from rankscope.render.compile_tree.outputs import RankTree, TreeOptions
@@ -18,6 +17,7 @@ from rankscope.render.compile_tree.ranks_sections import RankTotals, apart_phras
 from rankscope.render.compile_tree.ranks_words import WORDS
 from rankscope.render.html import NOTHING, Html, joined, markup, page, text
 from rankscope.render.listing import ROWS_SHOWN, Column, Later, blocks, cell, link, n_bytes_phrase, row, table
+from rankscope.render.rank_groups import compile_runs, graph_estimates, rank_groups
 
 STYLES = ("page.css", "parts.css", "compile.css")
 SCRIPTS = ("page.js",)

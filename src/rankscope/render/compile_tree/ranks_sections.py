@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rankscope.model.finding import format_duration, ranks_phrase
-from rankscope.model.rank_groups import Aspect, RankGroup
 from rankscope.render.compile_tree.page_data import Totals
 from rankscope.render.compile_tree.ranks_words import WORDS, Place, alike_phrase, difference_phrase, steps_phrase
 from rankscope.render.html import Html, joined, markup, text
 from rankscope.render.listing import Column, Later, cell, row, table
+from rankscope.render.rank_groups import Aspect, RankGroup
 
 Groups = Mapping[Aspect, Sequence[RankGroup]]
 _NUMBERS = ("Compilations", "Compile time", "Recompilations", "Graph breaks", "Cache hits", "Cache misses")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rankscope.model.finding import Finding, count_noun, ranks_phrase
-from rankscope.model.rank_groups import Aspect, RankGroup, compile_runs, rank_groups
 from rankscope.render.compile_tree import index_sections as sections
 from rankscope.render.compile_tree.page_data import Compilation, Row
 from rankscope.render.compile_tree.ranks_sections import (
@@ -25,6 +24,7 @@ from rankscope.render.page.compiling_files import embed, file_item, file_version
 from rankscope.render.page.compiling_job import Classes, Job, rank_totals
 from rankscope.render.page.compiling_rows import JobView, fitting, row_bytes
 from rankscope.render.page.contents import Contents, View, absent
+from rankscope.render.rank_groups import Aspect, RankGroup, compile_runs, rank_groups
 
 Place = tuple[str, int | str]  # a file, and a line or a function of it
 ANCHOR = "compile"
