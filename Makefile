@@ -13,6 +13,9 @@ PROGRAMS   := $(VENV)/.programs
 # Files stay whole and in order: the real jobs are in one file, start early and have one worker to themselves.
 PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# The tests start hundreds of processes: without bytecode, each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test check quick lint docs accuracy screenshots bench clean
 .NOTPARALLEL:  # two pips must not write into one environment
 
@@ -41,7 +44,7 @@ quick: $(CHECKER)
 
 lint: $(CHECKER)
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy --strict
 
 docs: $(PACKAGE)
 	$(BIN)/python tools/make_docs.py

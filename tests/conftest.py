@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,19 +14,42 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
+GARBAGE_THRESHOLD = 50_000  # objects; with Python's 700 the collector takes a fifth of the time
+
+
+def pytest_configure() -> None:
+    """What a shell starts in the background ignores interrupts, and so would all processes that the tests interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.set_threshold(GARBAGE_THRESHOLD)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked `cases`, the first case is quick and the others are slow."""
+    seen: set[object] = set()
+    for item in items:
+        if item.get_closest_marker("cases"):
+            function = getattr(item, "function", None)
+            if function in seen:
+                item.add_marker(pytest.mark.slow)
+            seen.add(function)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay until the end: the collector of garbage need not look at them again and again."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # some extensions complain about what is still there when the interpreter ends
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests neither use nor fill the cache of the person who runs them; the processes they start inherit this."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RANKSCOPE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def interruptible() -> None:
-    """A script starts `make test &` with SIGINT ignored; the processes that tests interrupt would inherit that."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")

@@ -57,12 +57,12 @@ def console(commands: Sequence[str], outputs: Sequence[Sequence[str]]) -> str:
 def printed(*commands: str) -> list[list[str]]:
     """The lines on stdout of each, run one after another in a folder that holds nothing but the package."""
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(PACKAGE, Path(folder, PACKAGE.name), ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(PACKAGE, Path(folder, PACKAGE.name))
         return [_run(command, folder) for command in commands]
 
 
 def _run(command: str, folder: str) -> list[str]:
-    environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1"}
+    environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "", "NO_COLOR": "1"}
     environment["RANKSCOPE_CACHE"] = str(Path(folder, "cache"))
     words = [sys.executable, "-m", *shlex.split(command)]
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)

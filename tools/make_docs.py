@@ -2,6 +2,7 @@
 
     python tools/make_docs.py            write it
     python tools/make_docs.py --check    exit 1 and name the pages that are out of date
+    ... --check --without-samples        leave out those that show what commands print, which takes seconds
 
 Whole pages: docs/rules/*.md, docs/cli.md, docs/metrics.md, docs/tables.md, docs/coverage.md and docs/json-schema.json.
 Hand-written pages hold blocks between `<!-- begin NAME -->` and `<!-- end NAME -->`, which BLOCKS fills.
@@ -46,8 +47,10 @@ RULE_FAMILIES = {
 def main(arguments: Sequence[str]) -> int:
     options = argparse.ArgumentParser(description="Regenerate the documentation that is derived from the code.")
     options.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is out of date")
-    check = options.parse_args(arguments).check
-    pages = all_pages()
+    options.add_argument("--without-samples", action="store_true", help="leave out pages that show what commands print")
+    parsed = options.parse_args(arguments)
+    check = parsed.check
+    pages = generated_pages() if parsed.without_samples else generated_pages() | sample_pages()
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     orphans = [path for path in (ROOT / "docs" / "rules").glob("*.md") if path not in pages]
     for path in stale + orphans:
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def all_pages() -> dict[Path, str]:
+def generated_pages() -> dict[Path, str]:
     pages = {f"rules/{rule.code}.md": rule_page(rule) for rule in RULES.values()}
     pages["rules/index.md"] = rules_index()
     pages["cli.md"] = command_line_page(build_parser())
@@ -70,10 +73,11 @@ def all_pages() -> dict[Path, str]:
     pages["metrics.md"] = metrics_page()
     pages["coverage.md"] = coverage_page()
     pages["json-schema.json"] = json.dumps(schema(), indent=2) + "\n"
-    generated = {ROOT / "docs" / name: text for name, text in pages.items()}
-    return generated | {
-        ROOT / name: fill_blocks((ROOT / name).read_text(encoding="utf-8")) for name in PAGES_WITH_BLOCKS
-    }
+    return {ROOT / "docs" / name: text for name, text in pages.items()}
+
+
+def sample_pages() -> dict[Path, str]:
+    return {ROOT / name: fill_blocks((ROOT / name).read_text(encoding="utf-8")) for name in PAGES_WITH_BLOCKS}
 
 
 # --- blocks in hand-written pages -------------------------------------------------------------------------------------

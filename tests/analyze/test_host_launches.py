@@ -128,6 +128,7 @@ def launches_in(path: Path) -> dict[str, list[Any]]:
     }
 
 
+@pytest.mark.cases
 @needs_samples
 @pytest.mark.parametrize(
     ("name", "calls"),

@@ -202,6 +202,7 @@ def test_sequences_of_a_trace_with_fractions_of_microseconds() -> None:
     assert [row["n"] for row in rows] == sorted((row["n"] for row in rows), reverse=True)
 
 
+@pytest.mark.cases
 @needs_samples
 @pytest.mark.parametrize("name", ["nccl_parser_config", "ns_resolution_trace", "amd_trace"])
 def test_no_kernel_of_an_operator_is_lost_or_counted_twice(name: str) -> None:

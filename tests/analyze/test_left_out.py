@@ -18,6 +18,7 @@ def told(case: Shifted, folder: Path) -> Finding:
     return finding
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("seed", [6, 14])
 def test_a_run_of_calls_that_was_left_out_is_counted(seed: int, tmp_path: Path) -> None:
     """Defect: an op-mismatch or a deadlock of others, for certain, where more than four calls were left out."""

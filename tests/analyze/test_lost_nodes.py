@@ -19,6 +19,7 @@ def report_without(ranks: set[int], folder: Path, seed: int = 0, world: int = 64
     return rankscope.diagnose(rankscope.load(str(folder)))
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("first", [0, 8, 56])
 def test_a_node_that_is_gone_is_told_as_one(seed: int, first: int, tmp_path: Path) -> None:

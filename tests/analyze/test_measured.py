@@ -54,6 +54,7 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in shown.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", ["pairs", "recorded"])
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_has_the_same_numbers(captures: dict[str, Trace], name: str, beside: str) -> None:
@@ -63,6 +64,7 @@ def test_every_metric_has_the_same_numbers(captures: dict[str, Trace], name: str
     assert other == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beside", ["pairs", "recorded"])
 def test_rules_about_time_find_the_same(captures: dict[str, Trace], beside: str) -> None:
     def about_time(trace: Trace) -> Iterator[tuple[str, ...]]:
@@ -82,6 +84,7 @@ def test_linked_steps_stay_in_the_tables(captures: dict[str, Trace]) -> None:
     assert measured(captures["alone"]) is captures["alone"]
 
 
+@pytest.mark.slow
 def test_where_a_rank_has_no_clean_profile_all_are_measured_beside_the_observer(tmp_path: Path) -> None:
     """A rank beside the observer would look slow next to one without it."""
     write_pairs(JOB, tmp_path / "job")

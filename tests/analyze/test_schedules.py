@@ -31,6 +31,7 @@ def test_a_healthy_pipeline_gets_no_finding(n_ranks: int, n_microbatches: int, t
     assert diagnosed(run, tmp_path).findings == ()
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("seed", range(40))
 def test_a_half_that_was_left_out_is_named_with_its_neighbor(seed: int, tmp_path: Path) -> None:
     """Defect: a device or network fault, or a deadlock of others, for certain."""

@@ -23,6 +23,7 @@ def first(trace: Trace) -> Finding:
     return next(finding for finding in findings(trace) if finding.severity == "error")
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("kind", ["op", "size", "dtype", "skip", "repeat", "order"])
 def test_sentences_about_simulated_faults_are_true(kind: str, tmp_path: Path) -> None:
     false: list[str] = []

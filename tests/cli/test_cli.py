@@ -16,7 +16,7 @@ from rankscope.cli import build_parser, command_parser, main, with_default_comma
 from rankscope.commands import COMMANDS, SHARED_OPTIONS
 from rankscope.commands.help import TOPICS
 from rankscope.commands.interrupts import keeps
-from rankscope.commands.progress import Progress
+from rankscope.commands.progress import Progress, progress_line
 from rankscope.errors import InputError, UsageError, did_you_mean
 from render import sample
 
@@ -187,6 +187,34 @@ def test_an_interrupt_says_what_was_kept(monkeypatch: pytest.MonkeyPatch, capsys
     assert main(["explain"]) == 130
     said = "interrupted while asking ranks (3 of 8 done): the dumps of 3 ranks are in out\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ((0, 0, "opening\x1b[2J"), "opening\\x1b[2J 1:30"),
+        ((0, 4, "reading"), "reading [..............................] 0/4 1:30"),
+        ((1, 4, "reading"), "reading [#######.......................] 1/4 1:30, 4:30 left"),
+        ((4, 4, "reading"), "reading [##############################] 4/4 1:30"),
+        ((9, 4, "reading"), "reading [##############################] 9/4 1:30"),
+    ],
+)
+def test_progress_in_one_line(state: tuple[int, int, str], line: str) -> None:
+    assert progress_line(*state, elapsed_s=90) == line
+
+
+def test_progress_is_drawn_on_a_terminal_once_it_takes_long_and_then_wiped_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter(range(100))
+    monkeypatch.setattr("rankscope.commands.progress.time.monotonic", lambda: next(now))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "12")
+    for is_terminal, drawn in ((False, ""), (True, "\rreading [##\x1b[K\r\x1b[K")):
+        monkeypatch.setattr("sys.stderr.isatty", lambda is_terminal=is_terminal: is_terminal)
+        with Progress() as progress:
+            progress(1, 8, "reading")
+        assert capsys.readouterr().err == drawn
 
 
 def test_running_out_of_memory_says_what_helps(

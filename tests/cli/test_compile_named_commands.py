@@ -33,6 +33,7 @@ def check(capture: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[
     return tried
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("fault", COMPILE_FAULT_HELP)
 def test_of_each_simulated_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     demo(tmp_path / "logs", fault, 2)
@@ -45,6 +46,7 @@ def test_of_recorded_logs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(check(DATA / name, tmp_path, monkeypatch)) > 2
 
 
+@pytest.mark.cases
 @pytest.mark.skipif(not NAMES, reason="the samples are not on this machine")
 @pytest.mark.parametrize("name", NAMES)
 def test_of_other_peoples_logs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

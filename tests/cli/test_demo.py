@@ -99,6 +99,7 @@ def test_the_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["healthy-profile", "healthy-compile"])
 def test_healthy_twins_of_slow_and_compiling_jobs(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--fault", fault, "--ranks", "4", "--steps", "3", "--json"]) == 0

@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.cli import main
 from rankscope.collect.desync.values import detail_key, encode_detail, encode_state, end_key, start_key
-from rankscope.commands import store_groups
+from rankscope.live import store_groups
 from read.store_server import LIST_KEYS, MULTI_GET, StoreServer
 
 WORLD = (0, 1, 2, 3)

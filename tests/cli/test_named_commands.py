@@ -41,12 +41,14 @@ def test_answers_about_profiles(fault: str, tmp_path: Path) -> None:
     check_named_commands(tmp_path / "traces", tmp_path)
 
 
+@pytest.mark.slow
 def test_answers_about_linked_traces(tmp_path: Path) -> None:
     write_pairs(_simulated("data-loading"), tmp_path / "traces")
     tried = check_named_commands(tmp_path / "traces", tmp_path)
     assert any(command.startswith("rankscope link ") for command in tried)
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", NAMED)
 def test_answers_about_small_captures(name: str, tmp_path: Path) -> None:
     shutil.copytree(DATA / name, tmp_path / name)

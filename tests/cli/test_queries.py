@@ -127,6 +127,7 @@ def test_every_query_has_a_capture_that_answers_it() -> None:
     assert ANSWERS.keys() == QUERIES.keys()
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_finds_what_the_capture_holds(name: str, captured: Callable[[str], Trace]) -> None:
     rows = captured(name).query(QUERIES[name].read_text(encoding="utf-8"))
@@ -149,6 +150,7 @@ def test_idle_time_is_shared_among_its_causes(captured: Callable[[str], Trace]) 
     assert {round(share) for _, share in captured("idle_by_cause").query(shares).fetchall()} == {100}
 
 
+@pytest.mark.slow
 def test_a_capture_without_the_sources_gives_no_rows() -> None:
     nothing = Trace((), {})
     for name, path in QUERIES.items():

@@ -26,6 +26,7 @@ from demo_captures import demo
 from rankscope.cli import main
 from rankscope.commands import serve
 from rankscope.commands.page_server import PageServer, Shown
+from rankscope.render.html import markup
 from rankscope.render.page.blocks import Block, Blocks
 from rankscope.render.page.writer import Built
 
@@ -40,7 +41,7 @@ def page_of(makers: Mapping[str, Callable[[], Block]]) -> Built:
     blocks = Blocks(is_served=True)
     for name, make in makers.items():
         blocks.add(name, make)
-    return Built("<body>", "<main>the page</main>", "</body>", blocks, ())
+    return Built(markup("<body>"), markup("<main>the page</main>"), markup("</body>"), blocks, ())
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import pytest
 from cli.running import run_rankscope
 from rankscope.commands import COMMANDS
 
-HEAVY = {"numpy", "duckdb", "rich", "msgspec", "torch", "importlib.metadata", "dataclasses", "inspect"}
+HEAVY = {"numpy", "duckdb", "msgspec", "torch", "importlib.metadata", "dataclasses", "inspect"}
 MAX_MODULES = 140  # Python itself loads 40 of them
 
 

@@ -68,6 +68,7 @@ def test_torch_layout_needs_a_file_and_keeps_an_existing_one(
     assert TORCH_MODULE.encode() in path.read_bytes()
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("options", [["-o", "flat.json"], ["-o", "flat.pickle", "--torch-layout"]])
 def test_the_file_is_written_even_if_nobody_reads_what_is_printed(
     hung: str, tmp_path: Path, options: list[str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -64,16 +64,15 @@ def functions(source: SourceFile) -> Iterator[ast.FunctionDef | ast.AsyncFunctio
             yield node
 
 
-def on_every_file(check: Callable[[SourceFile], None]) -> Callable[[], None]:
+def on_files(
+    is_checked: Callable[[SourceFile], bool] = lambda source: True,
+) -> Callable[[Callable[[SourceFile], None]], Callable[[], None]]:
     """One test for all files, as thousands of tests would take longer than what they check; all offenders are named."""
-    return on_files(source_files())(check)
 
-
-def on_files(chosen: Sequence[SourceFile]) -> Callable[[Callable[[SourceFile], None]], Callable[[], None]]:
     def made(check: Callable[[SourceFile], None]) -> Callable[[], None]:
         def test() -> None:
             problems = {}
-            for source in chosen:
+            for source in filter(is_checked, source_files()):
                 try:
                     check(source)
                 except AssertionError as error:
@@ -84,3 +83,6 @@ def on_files(chosen: Sequence[SourceFile]) -> Callable[[Callable[[SourceFile], N
         return test
 
     return made
+
+
+on_every_file = on_files()

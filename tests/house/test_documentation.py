@@ -22,8 +22,11 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-def test_generated_pages_are_up_to_date() -> None:
-    command = [sys.executable, str(ROOT / "tools" / "make_docs.py"), "--check"]
+@pytest.mark.parametrize(
+    "options", [["--without-samples"], pytest.param([], marks=pytest.mark.slow)], ids=["generated", "samples"]
+)
+def test_generated_pages_are_up_to_date(options: list[str]) -> None:
+    command = [sys.executable, str(ROOT / "tools" / "make_docs.py"), "--check", *options]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert finished.returncode == 0, f"run `make docs`:\n{finished.stdout}{finished.stderr}"
 

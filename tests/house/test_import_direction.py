@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import sys
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 from source_tree import PACKAGE, ROOT, SourceFile, imported_modules, on_every_file, source_files
 
-STAGES = {"errors", "model", "read", "analyze", "render", "collect", "simulate", "pipeline", "scale", "desync"}
+STAGES = {"errors", "model", "read", "analyze", "render", "collect", "simulate", "pipeline", "scale", "desync", "live"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "model": {"errors"},
@@ -18,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collect": {"errors"},
     "simulate": {"errors"},
     "desync": {"collect"},
+    "live": {"read", "collect", "model", "errors"},
     "pipeline": {"read", "analyze", "model", "errors"},
     "scale": {"read", "analyze", "model", "errors"},
     "commands": STAGES | {"cli"},
@@ -77,6 +79,22 @@ def test_rooms_import_only_what_the_table_allows(source: SourceFile) -> None:
         if not name.startswith(tuple(late))
     )
     assert [f"line {line}: {name}" for line, name, room in rooms if room and room not in allowed] == []
+
+
+def test_rooms_of_analyze_do_not_need_each_other() -> None:
+    """What two questions share lies in one of them, or above both: each room can be read after those it imports."""
+    needs: dict[str, set[str]] = {}
+    for source in source_files():
+        room = source.module_parts[2:3]
+        if source.room == "analyze" and len(source.module_parts) > 3:
+            names = (name.split(".") for _, name in imported_modules(source))
+            inner = {parts[2] for parts in names if parts[:2] == ["rankscope", "analyze"] and len(parts) > 3}
+            needs.setdefault(room[0], set()).update(inner - {room[0]})
+    rooms = {room: {other for other in others if other in needs} for room, others in needs.items()}
+    try:
+        TopologicalSorter(rooms).prepare()
+    except CycleError as error:
+        pytest.fail(f"rooms that import each other: {' -> '.join(error.args[1])}")
 
 
 @on_every_file

@@ -57,9 +57,7 @@ def test_assets_load_nothing() -> None:
     assert {name: found.group() for name, text in every.items() if (found := LOADS.search(text))} == {}
 
 
-@on_files(
-    [source for source in source_files() if source.name.startswith(("render/page/", "render/cards", "render/listing"))]
-)
+@on_files(lambda source: source.name.startswith(("render/page/", "render/cards", "render/listing")))
 def test_markup_has_neither_inline_styles_nor_handlers(source: SourceFile) -> None:
     """The page's policy would refuse them, and they would be missed only by those who look."""
     found = [line.strip() for line in source.text.splitlines() if INLINE.search(line)]

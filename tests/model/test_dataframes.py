@@ -156,6 +156,7 @@ def test_no_library_is_imported_before_it_is_asked_for() -> None:
     assert finished.stdout == "set()\n"
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("method", LIBRARIES)
 def test_large_tables(method: str, tmp_path: Path) -> None:
     pytest.importorskip(LIBRARIES[method])

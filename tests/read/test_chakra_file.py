@@ -235,6 +235,7 @@ def test_no_damage_gives_anything_but_nodes_or_a_bad_file(
         read_chakra(path)
 
 
+@pytest.mark.slow
 @quickly
 @given(data=st.data())
 def test_many_at_a_time_are_decoded_as_one_by_one(

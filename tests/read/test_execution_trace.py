@@ -61,6 +61,7 @@ def document(nodes: list[Row], **around: Any) -> str:
     return json.dumps(about | {"nodes": nodes, "finish_ts": 200} | around)
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_every_layout_has_the_same_nodes_and_tensors(texts: dict[str, str], schema: str, tmp_path: Path) -> None:
     trace = read(tmp_path, texts[schema])
@@ -95,6 +96,7 @@ def tensors_of(trace: Trace, name: str) -> list[list[Any]]:
     return sorted([found[row["node_id"]]["record_id"], *(row[column] for column in columns)] for row in own)
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("schema", SCHEMAS[1:])
 def test_the_database_and_python_read_the_same(
     texts: dict[str, str], schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -154,6 +154,7 @@ def pack_tar(folder: Path, archive: Path) -> None:
         packed.add(folder, "job")
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize(
     ("name", "pack"),
     [("dumps.zip", pack_zip), ("dumps.tar", pack_tar), ("dumps.tar.gz", pack_tar), ("dumps.tgz", pack_tar)],

@@ -104,6 +104,7 @@ def test_signatures_are_those_of_torch() -> None:
         assert schema in map(str, torch._C._jit_get_schemas_for_operator(name))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples are not beside the repository")
 @pytest.mark.parametrize("name", ["linear_et.json.gz", "resnet_et.json.gz"])
 def test_nodes_of_the_samples_are_written_again_letter_by_letter(name: str) -> None:

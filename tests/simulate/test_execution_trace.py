@@ -297,6 +297,7 @@ def test_calls_say_what_the_profiler_says_of_them(spec: ProfileSpec) -> None:
         assert [node.outputs] == [([call.tensor],)]
 
 
+@pytest.mark.slow
 def test_every_kernel_was_launched_by_a_node(tmp_path: Path) -> None:
     traces = written_pairs(tmp_path, PairOptions(layout="classic"))
     profile = traces["kineto_trace_1.json"]

@@ -93,6 +93,7 @@ def test_a_batch_is_its_members_and_a_trailer() -> None:
         assert bool(entry["input_sizes"]) is not is_trailer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring", [1, 7, 30])
 def test_ring_keeps_the_last_entries_and_the_status_survives(ring: int) -> None:
     spec, fault = JobSpec(Mesh(2, 2, 2)), Fault("stuck", rank=3, step=6)

@@ -22,6 +22,7 @@ STRUCTURES = [
 ]
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("spec", STRUCTURES, ids=str)
 @pytest.mark.parametrize("run_ahead", [0, 5])
 def test_every_structure_runs_to_its_end(spec: JobSpec, run_ahead: int) -> None:

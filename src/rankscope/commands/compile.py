@@ -141,8 +141,8 @@ def _damage(trace: Trace) -> Iterator[str]:
 def _write(trace: Trace, report: Report, args: Namespace, progress: Progress) -> list[RankTree]:
     from rankscope.analyze import Meanings
     from rankscope.render.compile_tree.outputs import TreeOptions, plan_ranks
+    from rankscope.render.html import Html
 
-    header = getattr(args, "header_html", "")  # of rankscope tlparse
     options = TreeOptions(
         plain_text=args.plain_text,
         all_ranks=args.all_ranks,
@@ -150,7 +150,7 @@ def _write(trace: Trace, report: Report, args: Namespace, progress: Progress) ->
         provenance=args.provenance,
         base=os.getcwd(),
         meanings=Meanings(),
-        header_html=header,
+        header_html=Html(getattr(args, "header_html", "")),  # of rankscope tlparse
         progress=progress,
     )
     if "trace" not in trace.table("compile_logs").text("source").tolist():

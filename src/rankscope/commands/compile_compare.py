@@ -22,7 +22,7 @@ DEFAULT_OUTPUT = "tl_out"  # of the report folder; here nothing is written unles
 
 def run_compare(args: Namespace) -> int:
     """Exit code 1 when the new run has graph breaks, recompilations or failures that the old one had not."""
-    from rankscope.analyze.compile.compare import compare_runs
+    from rankscope.analyze.compare.compiling import compare_runs
 
     if args.paths:
         raise UsageError(

@@ -9,7 +9,7 @@ from rankscope.commands import output
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from rankscope.commands.store_groups import Found
+    from rankscope.live.store_groups import Found
     from rankscope.model.finding import Report
     from rankscope.read.tcp_store import Address
 
@@ -45,8 +45,8 @@ def run(args: Namespace) -> int:
 
     from rankscope.commands.diagnose import exit_code
     from rankscope.commands.dump_folder import check_dump_folder
-    from rankscope.commands.store_dumps import make_dumps, make_stacks
-    from rankscope.commands.store_groups import Wanted, find_groups
+    from rankscope.live.store_dumps import make_dumps, make_stacks
+    from rankscope.live.store_groups import Wanted, find_groups
     from rankscope.read.tcp_store import TcpStore, parse_address
 
     address = parse_address(args.address)
@@ -86,7 +86,7 @@ def _verdict(
 
     from rankscope.commands.dump_folder import dump_folder, told_as_output
     from rankscope.commands.loading import diagnose_trace, load_paths
-    from rankscope.commands.store_dumps import write_files
+    from rankscope.live.store_dumps import write_files
 
     if not any(dump["entries"] for dump in dumps.values()):
         return None

@@ -22,6 +22,7 @@ from rankscope.commands.serving import ADDRESS, LocalHandler, LocalServer, Refus
 from rankscope.errors import RankscopeError
 
 if TYPE_CHECKING:
+    from rankscope.render.html import Html
     from rankscope.render.page.writer import Built
 
 PERFETTO = "https://ui.perfetto.dev"
@@ -88,15 +89,17 @@ class PageServer(LocalServer):
                 write(path)
             return open(path, "rb")
 
-    def _button(self) -> str:
+    def _button(self) -> Html:
         """For serve.js, which puts it where it belongs."""
-        if self.shown.write_timeline is None:
-            return ""
-        from rankscope.render.html import text
+        from rankscope.render.html import NOTHING, markup
 
-        return (
-            f'<button type="button" id="perfetto" data-from="{TIMELINE}" data-to="{text(self._perfetto)}" hidden>'
-            "Open the timeline in Perfetto</button>\n"
+        if self.shown.write_timeline is None:
+            return NOTHING
+        return markup(
+            '<button type="button" id="perfetto" data-from="{}" data-to="{}" hidden>'
+            "Open the timeline in Perfetto</button>\n",
+            TIMELINE,
+            self._perfetto,
         )
 
 

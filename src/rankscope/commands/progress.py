@@ -1,8 +1,9 @@
-"""The bar on stderr while something takes long: what is being done, how much of it is done, how long the rest takes."""
+"""One line on stderr while something takes long: what is being done, how much is done, how long the rest takes."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -10,16 +11,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rankscope.commands.interrupts import note
+from rankscope.render.escape import escape
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
-
 DELAY_S = 0.7
 INTERVAL_S = 0.1
 _TICK_S = 1.0
+_BAR_WIDTH = 30
+_TO_START, _CLEAR_LINE = "\r", "\x1b[K"
 
 
 class Progress:
@@ -32,10 +33,9 @@ class Progress:
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._next_paint = time.monotonic() + DELAY_S
+        self._started = time.monotonic()  # what is being done now
         self._state = (0, 0, "")
-        self._is_painting = False
-        self._bar: Bar | None = None
-        self._task: TaskID | None = None
+        self._is_painting = self._is_painted = False
         self._previous: Any = None
 
     def __enter__(self) -> Progress:
@@ -46,6 +46,8 @@ class Progress:
         return self
 
     def __call__(self, done: int, total: int, what: str) -> None:
+        if what != self._state[2]:
+            self._started = time.monotonic()
         self._state = (done, total, what)
         if self._is_shown and time.monotonic() >= self._next_paint:
             self._paint()
@@ -57,8 +59,8 @@ class Progress:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, self._previous)
             self._previous = None
-        if self._bar is not None:
-            self._bar.stop()
+        if self._is_painted:
+            _write(_TO_START + _CLEAR_LINE)
         done, total, what = self._state
         if isinstance(error, KeyboardInterrupt) and what:
             note(error, doing=f"{what} ({done:,} of {total:,} done)" if total else what)
@@ -68,38 +70,31 @@ class Progress:
             self._paint()
 
     def _paint(self) -> None:
-        self._is_painting = True
+        self._is_painting = self._is_painted = True
         try:
-            self._next_paint = time.monotonic() + INTERVAL_S
-            done, total, what = self._state
-            if self._bar is None or self._task is None:
-                self._bar, self._task = _start_bar(what)
-            self._bar.update(self._task, completed=done, total=total or None, description=what, refresh=True)
+            now = time.monotonic()
+            self._next_paint = now + INTERVAL_S
+            line = progress_line(*self._state, now - self._started)
+            _write(_TO_START + line[: shutil.get_terminal_size().columns - 1] + _CLEAR_LINE)
         finally:
             self._is_painting = False
 
 
-def _start_bar(what: str) -> tuple[Bar, TaskID]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+def progress_line(done: int, total: int, what: str, elapsed_s: float) -> str:
+    """`reading files [###...] 3/8 0:12, 0:20 left`; without a total, how far it is cannot be said."""
+    line = escape(what)
+    if total:
+        n_filled = _BAR_WIDTH * min(done, total) // total
+        line += f" [{'#' * n_filled}{'.' * (_BAR_WIDTH - n_filled)}] {done:,}/{total:,}"
+    line += f" {_clock(elapsed_s)}"
+    return f"{line}, {_clock(elapsed_s * (total - done) / done)} left" if 0 < done < total else line
 
-    # No markup: the description may be a file's name.
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
-    task = bar.add_task(what, total=None)
-    bar.start()
-    return bar, task
+
+def _clock(seconds: float) -> str:
+    minutes, left = divmod(int(seconds), 60)
+    return f"{minutes}:{left:02}"
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -27,7 +27,7 @@ from rankscope.render.finding_words import (
     stack_owners,
     where_parts,
 )
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup, text
 from rankscope.render.listing import fold
 from rankscope.render.source import shown_path
 
@@ -42,19 +42,19 @@ class Cards(NamedTuple):
     base: str = ""
     source: bool = True
 
-    def card(self, anchor: str, finding: Finding, *, is_open: bool = True, links: str = "") -> str:
-        """A closed card shows only its title. `links` is HTML."""
+    def card(self, anchor: str, finding: Finding, *, is_open: bool = True, links: Html = NOTHING) -> Html:
+        """A closed card shows only its title."""
         head = self._head(finding)
-        body = "".join(self._body(finding)) + (f'<p class="links">{links}</p>' if links else "")
-        content = f"{head}{body}" if is_open else fold(head, body)
-        return f'<article class="card {finding.severity}" id="{text(anchor)}">{content}</article>'
+        body = joined(self._body(finding)) + (markup('<p class="links">{}</p>', links) if links else NOTHING)
+        content = head + body if is_open else fold(head, body)
+        return markup('<article class="card {}" id="{}">{}</article>', finding.severity, anchor, content)
 
-    def _body(self, finding: Finding) -> Iterator[str]:
+    def _body(self, finding: Finding) -> Iterator[Html]:
         remarks = remarks_of(finding)
         yield _remarks(remark for remark in remarks if remark[0] == "help")
         where = where_parts(finding)
         if where:
-            yield f'<p class="where">{text(", ".join(where))}</p>'
+            yield markup('<p class="where">{}</p>', ", ".join(where))
         if finding.evidence.comparison:
             yield _comparison(finding.evidence.comparison)
         yield from self._sites(finding)
@@ -63,22 +63,27 @@ class Cards(NamedTuple):
             if len(stack.frames) > 1:
                 yield self._stack(stack)
         if finding.code in self.meanings:
-            yield f'<p class="meaning">{text(finding.code)}: {text(self.meanings[finding.code])}</p>'
+            yield markup('<p class="meaning">{}: {}</p>', finding.code, self.meanings[finding.code])
 
-    def _head(self, finding: Finding) -> str:
+    def _head(self, finding: Finding) -> Html:
         evidence = finding.evidence
         cost = format_duration(evidence.cost_ns) if evidence.cost_ns else ""
         if evidence.cost_pct is not None and evidence.cost_pct >= 0.5:
             cost = f"{evidence.cost_pct:.0f}% of the time"
         about = "share of the step time, or of the recording if no steps were marked" if "%" in cost else "total cost"
-        shown = f'<span class="cost" title="{about}">{text(cost)}</span>' if cost else ""
-        return (
-            f'<header><span class="tag">{text(finding.severity)}<code>{text(finding.code)}</code>'
-            f'<span class="certainty">({text(finding.certainty)})</span></span>{shown}'
-            f"<h3>{prose(headline(finding))}</h3></header>"
+        shown = markup('<span class="cost" title="{}">{}</span>', about, cost) if cost else NOTHING
+        return markup(
+            '<header><span class="tag">{}<code>{}</code>'
+            '<span class="certainty">({})</span></span>{}'
+            "<h3>{}</h3></header>",
+            finding.severity,
+            finding.code,
+            finding.certainty,
+            shown,
+            prose(headline(finding)),
         )
 
-    def _sites(self, finding: Finding) -> Iterator[str]:
+    def _sites(self, finding: Finding) -> Iterator[Html]:
         """The culprits' line and their peers' line; one entry if both made the call from the same line."""
         culprits = ranks_phrase(finding.ranks) if finding.ranks else ""
         peers = peers_phrase(finding)
@@ -90,59 +95,62 @@ class Cards(NamedTuple):
         if finding.peer_location:
             yield self._site(finding.peer_location, peers or "other ranks")
 
-    def _site(self, site: Location, whose: str) -> str:
+    def _site(self, site: Location, whose: str) -> Html:
         code = (self.lines.get((site.file, site.line)) or source_line(site, self.base)) if self.source else None
-        shown = f'<pre><span class="n">{site.line}</span>{text(code.strip())}</pre>' if code else ""
-        of = f' <span class="faint">({text(whose)})</span>' if whose else ""
-        return f'<div class="site"><span class="place">{self._place(site)}</span>{of}{shown}</div>'
+        shown = markup('<pre><span class="n">{}</span>{}</pre>', site.line, code.strip()) if code else NOTHING
+        of = markup(' <span class="faint">({})</span>', whose) if whose else NOTHING
+        return markup('<div class="site"><span class="place">{}</span>{}{}</div>', self._place(site), of, shown)
 
-    def _place(self, site: Location) -> str:
-        place = f"<b>{text(shown_path(site.file, self.base))}:{site.line}</b>"
-        return f"{place} in {text(site.function)}" if site.function else place
+    def _place(self, site: Location) -> Html:
+        place = markup("<b>{}:{}</b>", shown_path(site.file, self.base), site.line)
+        return markup("{} in {}", place, site.function) if site.function else place
 
-    def _stack(self, stack: StackGroup) -> str:
-        frames = "".join(f"<li>{self._place(frame)}</li>" for frame in stack.frames[:MAX_FRAMES])
-        whose = text(stack_owners(stack))
-        return fold(f"Stack trace ({whose}), innermost first", f'<ol class="stack">{frames}</ol>')
+    def _stack(self, stack: StackGroup) -> Html:
+        frames = joined(markup("<li>{}</li>", self._place(frame)) for frame in stack.frames[:MAX_FRAMES])
+        whose = stack_owners(stack)
+        return fold(f"Stack trace ({whose}), innermost first", markup('<ol class="stack">{}</ol>', frames))
 
 
-def _comparison(comparison: Comparison) -> str:
-    heads = "".join(f'<th scope="col">{text(side.label or ranks_phrase(side.ranks))}</th>' for side in comparison.sides)
-    rows = "".join(
-        f'<tr{" class=marked" if position == comparison.mark else ""}><th scope="row">{text(key)}</th>'
-        + "".join(f"<td>{text(side.cells[position])}</td>" for side in comparison.sides)
-        + "</tr>"
+def _comparison(comparison: Comparison) -> Html:
+    heads = joined(
+        markup('<th scope="col">{}</th>', side.label or ranks_phrase(side.ranks)) for side in comparison.sides
+    )
+    rows = joined(
+        markup('<tr{}><th scope="row">{}</th>', " class=marked" if position == comparison.mark else "", key)
+        + joined(markup("<td>{}</td>", side.cells[position]) for side in comparison.sides)
+        + markup("</tr>")
         for position, key in enumerate(comparison.keys)
     )
-    head = f'<thead><tr><th scope="col">{text(comparison.heading)}</th>{heads}</tr></thead>'
-    return f'<div class="wide"><table class="sides">{head}<tbody>{rows}</tbody></table></div>'
+    head = markup('<thead><tr><th scope="col">{}</th>{}</tr></thead>', comparison.heading, heads)
+    return markup('<div class="wide"><table class="sides">{}<tbody>{}</tbody></table></div>', head, rows)
 
 
-def _remarks(remarks: Iterable[tuple[str, str]]) -> str:
-    items, before = "", ""
+def _remarks(remarks: Iterable[tuple[str, str]]) -> Html:
+    items, before = NOTHING, ""
     for label, said in remarks:
         label = _SHOWN_LABELS.get(label, label)
-        items += f'<dt class="{label}">{label if label != before else ""}</dt><dd>{prose(said)}</dd>'
+        items += markup('<dt class="{}">{}</dt><dd>{}</dd>', label, label if label != before else "", prose(said))
         before = label
-    return f"<dl>{items}</dl>" if items else ""
+    return markup("<dl>{}</dl>", items) if items else NOTHING
 
 
-def prose(said: str) -> str:
+def prose(said: str) -> Html:
     """Sentences with `code` and web addresses in them."""
-    escaped = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", text(said))
-    return re.sub(r"https?://[^\s<>&()]+[^\s<>&().,;:]", _address, escaped)
+    escaped = re.sub(r"`([^`\n]+)`", markup(r"<code>\1</code>"), text(said))
+    return Html(re.sub(r"https?://[^\s<>&()]+[^\s<>&().,;:]", _address, escaped))
 
 
 def _address(address: re.Match[str]) -> str:
+    """Escaped already."""
     return f'<a href="{address.group()}" rel="noreferrer noopener">{address.group()}</a>'
 
 
-def skipped_checks(checks: tuple[Check, ...]) -> str:
+def skipped_checks(checks: tuple[Check, ...]) -> Html:
     """What could not be checked, by reason: a rule that did not run says nothing about the job."""
     by_reason = skipped_by_reason(checks)
     if not by_reason:
-        return ""
-    items = "".join(f"<li>{text(why or 'no data')}: {text(', '.join(rules))}</li>" for why, rules in by_reason.items())
+        return NOTHING
+    items = joined(markup("<li>{}: {}</li>", why or "no data", ", ".join(rules)) for why, rules in by_reason.items())
     n_skipped = sum(map(len, by_reason.values()))
     title = f"{count_noun(n_skipped, 'check')} skipped"
-    return fold(title, f"<ul>{items}</ul>", kind="checks")
+    return fold(title, markup("<ul>{}</ul>", items), kind="checks")

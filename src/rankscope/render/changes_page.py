@@ -9,7 +9,7 @@ from rankscope.model.changes import Changes, FindingChange
 from rankscope.render import Options
 from rankscope.render.changes import compile_sections, finding_details, other_sections, side_words, time_sections
 from rankscope.render.compile_changes import Section, change_verdict
-from rankscope.render.html import page, text
+from rankscope.render.html import NOTHING, Html, joined, markup, page
 from rankscope.render.plain_table import cell_text
 
 ROWS_SHOWN = 10
@@ -21,60 +21,64 @@ def changes_page(changes: Changes, options: Options) -> str:
     return page("Two captures compared", _body(changes, options), ("page.css", "changes.css"))
 
 
-def _body(changes: Changes, options: Options) -> Iterator[str]:
-    yield f'<h1 class="verdict {changes.worst or "calm"}">{text(changes.verdict)}</h1>'
-    yield '<dl class="sides">'
+def _body(changes: Changes, options: Options) -> Iterator[Html]:
+    yield markup('<h1 class="verdict {}">{}</h1>', changes.worst or "calm", changes.verdict)
+    yield markup('<dl class="sides">')
     for name, capture in (("A", changes.old), ("B", changes.new)):
-        yield f"<dt>{name}</dt><dd>{text(side_words(capture))}</dd>"
-    yield "</dl>"
+        yield markup("<dt>{}</dt><dd>{}</dd>", name, side_words(capture))
+    yield markup("</dl>")
     if changes.findings:
-        yield f'<h2 id="findings">Findings</h2><ul class="findings">{"".join(map(_finding, changes.findings))}</ul>'
+        yield markup(
+            '<h2 id="findings">Findings</h2><ul class="findings">{}</ul>', joined(map(_finding, changes.findings))
+        )
     yield from map(_table, time_sections(changes, options.show_all))
     if changes.compile:
-        yield f'<h2 id="compile">torch.compile</h2><p>{text(change_verdict(changes.compile))}</p>'
+        yield markup('<h2 id="compile">torch.compile</h2><p>{}</p>', change_verdict(changes.compile))
         yield from map(_table, compile_sections(changes, options.show_all))
     yield from map(_table, other_sections(changes, options.show_all))
     notes = [*changes.not_compared, *changes.notes]
     if notes:
-        yield "<h2>Notes</h2><ul>" + "".join(f"<li>{text(note)}</li>" for note in notes) + "</ul>"
+        yield (markup("<h2>Notes</h2><ul>") + joined(markup("<li>{}</li>", note) for note in notes) + markup("</ul>"))
     if options.next_command:
-        yield f'<p class="next">Next: <code>{text(options.next_command)}</code></p>'
+        yield markup('<p class="next">Next: <code>{}</code></p>', options.next_command)
 
 
-def _finding(change: FindingChange) -> str:
-    details = "".join(f"<br><small>{text(detail)}</small>" for detail in finding_details(change))
-    code = f'<b class="{change.severity}">{change.severity}[{text(change.code)}]</b>'
-    return f"<li>{_kind(change.kind)} {code} {text(change.title)}{details}</li>"
+def _finding(change: FindingChange) -> Html:
+    details = joined(markup("<br><small>{}</small>", detail) for detail in finding_details(change))
+    code = markup('<b class="{}">{}[{}]</b>', change.severity, change.severity, change.code)
+    return markup("<li>{} {} {}{}</li>", _kind(change.kind), code, change.title, details)
 
 
-def _kind(kind: str) -> str:
+def _kind(kind: str) -> Html:
     mood = "worse" if kind in _WORSE else "better" if kind in _BETTER else "other"
-    return f'<span class="kind {mood}">{text(kind)}</span>' if kind else ""
+    return markup('<span class="kind {}">{}</span>', mood, kind) if kind else NOTHING
 
 
-def _table(section: Section) -> str:
+def _table(section: Section) -> Html:
     """Shows the first rows; the others unfold without a script."""
-    heads = "".join(f"<th>{text(head)}</th>" for head in section.heads)
+    heads = joined(markup("<th>{}</th>", head) for head in section.heads)
     first, rest = section.rows[:ROWS_SHOWN], section.rows[ROWS_SHOWN:]
-    shown = f'<h3>{text(section.title)}</h3><div class="wide">{_rows(heads, section, first)}</div>'
+    shown = markup('<h3>{}</h3><div class="wide">{}</div>', section.title, _rows(heads, section, first))
     if not rest:
         return shown
-    hidden = f'<div class="wide">{_rows(heads, section, rest)}</div>'
-    return f"{shown}<details><summary>{len(rest):,} more</summary>{hidden}</details>"
+    hidden = markup('<div class="wide">{}</div>', _rows(heads, section, rest))
+    return markup("{}<details><summary>{:,} more</summary>{}</details>", shown, len(rest), hidden)
 
 
-def _rows(heads: str, section: Section, rows: Sequence[Sequence[Any]]) -> str:
+def _rows(heads: str, section: Section, rows: Sequence[Sequence[Any]]) -> Html:
     has_kind = not section.heads[0]
-    body = "".join(
-        "<tr>" + "".join(_cell(value, has_kind and place == 0) for place, value in enumerate(row)) + "</tr>"
+    body = joined(
+        markup("<tr>")
+        + joined(_cell(value, has_kind and place == 0) for place, value in enumerate(row))
+        + markup("</tr>")
         for row in rows
     )
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>", heads, body)
 
 
-def _cell(value: Any, is_kind: bool) -> str:
+def _cell(value: Any, is_kind: bool) -> Html:
     """Short ones stay on one line: a number apart from its unit is hard to read."""
     shown = cell_text(value)
     if is_kind:
-        return f"<td>{_kind(shown)}</td>"
-    return f'<td class="whole">{text(shown)}</td>' if len(shown) <= _SHORT else f"<td>{text(shown)}</td>"
+        return markup("<td>{}</td>", _kind(shown))
+    return markup('<td class="whole">{}</td>', shown) if len(shown) <= _SHORT else markup("<td>{}</td>", shown)

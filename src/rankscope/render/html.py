@@ -9,6 +9,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from numbers import Number
 
 from rankscope.render.escape import escape as visible
 
@@ -18,13 +19,45 @@ _HIDDEN = re.compile(
 )
 
 
-def text(value: object) -> str:
-    """Text for between tags and for attributes in double quotes."""
-    return html.escape(_HIDDEN.sub(lambda found: visible(found.group()), str(value)))
+class Html(str):
+    """Markup that a page can hold as it is. What makes or takes markup says so by this type, so that mypy finds text
+    that nobody escaped."""
+
+    __slots__ = ()
+
+    def __add__(self, other: str) -> Html:
+        return joined((self, other))
+
+    def __radd__(self, other: str) -> Html:
+        return joined((other, self))
+
+
+NOTHING = Html()
+_SAFE = (Html, Number)
+
+
+def text(value: object) -> Html:
+    """Text for between tags and for attributes in double quotes: the only way from text to Html."""
+    return Html(html.escape(_HIDDEN.sub(lambda found: visible(found.group()), str(value))))
+
+
+def markup(template: str, *parts: object) -> Html:
+    """Our own tags, with a `{}` for each part: Html as it is, all else as text. A test checks that only literals are
+    templates."""
+    return Html(template.format(*(part if isinstance(part, _SAFE) else text(part) for part in parts)))
+
+
+def joined(parts: Iterable[str], between: str = "") -> Html:
+    return Html(text(between).join(part if isinstance(part, Html) else text(part) for part in parts))
+
+
+def script_data(content: str) -> Html:
+    """JSON for within a script element. No `<` in it: nothing can end the element early."""
+    return Html(content.replace("<", "\\u003c"))
 
 
 def text_bytes(payload: bytes) -> bytes:
-    """The same for what is read and written as bytes."""
+    """What `text` does, for what is read and written as bytes."""
     return payload.replace(b"&", b"&amp;").replace(b"<", b"&lt;").replace(b">", b"&gt;")
 
 
@@ -42,7 +75,7 @@ def digest(content: str) -> str:
 @functools.lru_cache
 def page_frame(
     title: str, styles: Sequence[str] = ("page.css",), scripts: Sequence[str] = (), may_ask: bool = False
-) -> tuple[str, str]:
+) -> tuple[Html, Html]:
     """The HTML before and after the body. `styles` and `scripts` name assets; they are part of the page itself,
     and the page's policy allows these and nothing else. Both must be tuples. One that `may_ask` can load data from
     the server that it came from."""
@@ -53,17 +86,19 @@ def page_frame(
         allowed += f"; script-src {digest(script)}"
     if may_ask:
         allowed += "; connect-src 'self'"
-    head = (
+    head = markup(
         "<!DOCTYPE html>\n"
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{allowed}">\n'
+        '<meta http-equiv="Content-Security-Policy" content="{}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        "<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n",
+        Html(allowed),
+        title,
+        Html(style),
     )
-    return head, (f"<script>{script}</script>\n" if script else "") + "</body>\n</html>\n"
+    return head, (markup("<script>{}</script>\n", Html(script)) if script else NOTHING) + markup("</body>\n</html>\n")
 
 
-def page(title: str, body: Iterable[str], styles: Sequence[str] = ("page.css",), scripts: Sequence[str] = ()) -> str:
-    """A whole page; the body's parts are HTML already."""
+def page(title: str, body: Iterable[Html], styles: Sequence[str] = ("page.css",), scripts: Sequence[str] = ()) -> Html:
     before, behind = page_frame(title, tuple(styles), tuple(scripts))
-    return before + "\n".join(body) + "\n" + behind
+    return markup("{}{}\n{}", before, joined(body, "\n"), behind)

@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup, script_data
 
 ROWS_SHOWN = 200
-_EMPTY_CELL = re.compile(r"<td[^>]*></td>")
+_EMPTY_CELL = re.compile(markup(r"<td[^>]*></td>"))
 
 
 class Column(NamedTuple):
@@ -27,55 +27,67 @@ class Column(NamedTuple):
 class Later:
     """HTML that page.js puts into the page: further rows by list, contents of folds by number."""
 
-    lists: dict[str, list[str]] = field(default_factory=dict)
-    folds: list[str] = field(default_factory=list)
+    lists: dict[str, list[Html]] = field(default_factory=dict)
+    folds: list[Html] = field(default_factory=list)
 
-    def cleaned(self, clean: Callable[[str], str]) -> Later:
+    def cleaned(self, clean: Callable[[Html], Html]) -> Later:
         lists = {name: [*map(clean, items)] for name, items in self.lists.items()}
         return Later(lists, [*map(clean, self.folds)])
 
-    def script(self) -> str:
-        """A block of data, which no policy needs to allow. No `<` in it: nothing can end the block early."""
-        data = msgspec.json.encode({"lists": self.lists, "folds": self.folds}).decode()
-        return '<script type="application/json" id="later">' + data.replace("<", "\\u003c") + "</script>"
+    def script(self) -> Html:
+        """A block of data, which no policy needs to allow."""
+        data = msgspec.json.encode({"lists": self.lists, "folds": self.folds}, enc_hook=str).decode()
+        return markup('<script type="application/json" id="later">{}</script>', script_data(data))
 
 
-def table(later: Later, name: str, columns: Sequence[Column], rows: Sequence[str], n_shown: int = ROWS_SHOWN) -> str:
-    """A table that can be sorted and searched. The rows are HTML, made of `row` and `cell`."""
+def table(later: Later, name: str, columns: Sequence[Column], rows: Sequence[Html], n_shown: int = ROWS_SHOWN) -> Html:
+    """A table that can be sorted and searched. The rows are made of `row` and `cell`."""
     if not rows:
-        return ""
-    heads = "".join(
-        f'<th scope="col"{_class("num" if column.is_number else "")}'
-        + (f' title="{text(column.help)}"' if column.help else "")
-        + f">{text(column.title)}</th>"
+        return NOTHING
+    heads = joined(
+        markup('<th scope="col"{}', _class("num" if column.is_number else ""))
+        + (markup(' title="{}"', column.help) if column.help else NOTHING)
+        + markup(">{}</th>", column.title)
         for column in columns
     )
-    return (
-        f'<div class="wide"><table class="data {name}"><thead><tr>{heads}</tr></thead>'
-        f"{listed(later, 'tbody', name, rows, n_shown)}</table></div>"
+    return markup(
+        '<div class="wide"><table class="data {}"><thead><tr>{}</tr></thead>{}</table></div>',
+        name,
+        heads,
+        listed(later, "tbody", name, rows, n_shown),
     )
 
 
-def blocks(later: Later, name: str, items: Sequence[str], n_shown: int = ROWS_SHOWN) -> str:
+def blocks(later: Later, name: str, items: Sequence[Html], n_shown: int = ROWS_SHOWN) -> Html:
     """Items that are not rows: each is one element."""
-    return listed(later, "div", name, items, n_shown) if items else ""
+    return listed(later, "div", name, items, n_shown) if items else NOTHING
 
 
-def listed(later: Later, tag: str, name: str, items: Sequence[str], n_shown: int) -> str:
+def listed(later: Later, tag: str, name: str, items: Sequence[Html], n_shown: int) -> Html:
     """An element that holds the items; those beyond `n_shown` are added on demand."""
     n_later = len(items) - n_shown
     if n_later > 0:
         later.lists[name] = list(items[n_shown:])
     # page.js writes the same note, with a button; this one is for those who let no script run.
-    note = f' data-later="{n_later}"' if n_later > 0 else ""
-    return f'<{tag} data-list="{name}" data-shown="{n_shown}"{note}>' + "".join(items[:n_shown]) + f"</{tag}>"
+    note = markup(' data-later="{}"', n_later) if n_later > 0 else NOTHING
+    return (
+        markup('<{} data-list="{}" data-shown="{}"{}>', tag, name, n_shown, note)
+        + joined(items[:n_shown])
+        + markup("</{}>", tag)
+    )
 
 
-def row(cells: Sequence[str], anchor: str = "") -> str:
-    return "<tr" + (f' id="{text(anchor)}"' if anchor else "") + ">" + "".join(cells) + "</tr>"
+def row(cells: Sequence[Html], anchor: str = "") -> Html:
+    return (
+        markup("<tr")
+        + (markup(' id="{}"', anchor) if anchor else NOTHING)
+        + markup(">")
+        + joined(cells)
+        + markup("</tr>")
+    )
 
 
-def without_empty(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> tuple[list[Column], list[list[str]]]:
+def without_empty(columns: Sequence[Column], rows: Sequence[Sequence[Html]]) -> tuple[list[Column], list[list[Html]]]:
     """Leaves out columns of numbers that are empty in every row; the rows are lists of cells."""
     kept = [
         position
@@ -85,32 +97,36 @@ def without_empty(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> t
     return [columns[position] for position in kept], [[cells[position] for position in kept] for cells in rows]
 
 
-def cell(content: str, value: float | None = None, kind: str = "") -> str:
-    """`content` is HTML; `value` is what a column of numbers is sorted by."""
+def cell(content: str, value: float | None = None, kind: str = "") -> Html:
+    """`value` is what a column of numbers is sorted by."""
     if value is None:
-        return f"<td{_class(kind)}>{content}</td>"
-    return f'<td class="{("num " + kind).rstrip()}" data-v="{value:g}">{content}</td>'
+        return markup("<td{}>{}</td>", _class(kind), content)
+    return markup('<td class="{}" data-v="{:g}">{}</td>', ("num " + kind).rstrip(), value, content)
 
 
-def fold(summary: str, body: str, *, later: Later | None = None, is_open: bool = False, kind: str = "") -> str:
-    """A fold; both texts are HTML. With `later` the body is added when it is first opened."""
+def fold(summary: str, body: Html, *, later: Later | None = None, is_open: bool = False, kind: str = "") -> Html:
+    """With `later` the body is added when it is first opened."""
     if later is None:
-        return f"<details{_class(kind)}{' open' if is_open else ''}><summary>{summary}</summary>{body}</details>"
+        return markup(
+            "<details{}{}><summary>{}</summary>{}</details>", _class(kind), " open" if is_open else "", summary, body
+        )
     later.folds.append(body)
-    return f'<details{_class(kind)} data-fold="{len(later.folds) - 1}"><summary>{summary}</summary></details>'
+    return markup(
+        '<details{} data-fold="{}"><summary>{}</summary></details>', _class(kind), len(later.folds) - 1, summary
+    )
 
 
-def link(path: str, content: str, title: str = "") -> str:
-    """To a file of the tree; `content` is HTML."""
-    about = f' title="{text(title)}"' if title else ""
-    return f'<a href="{text(quote(path))}"{about}>{content}</a>'
+def link(path: str, content: str, title: str = "") -> Html:
+    """To a file of the tree."""
+    about = markup(' title="{}"', title) if title else NOTHING
+    return markup('<a href="{}"{}>{}</a>', quote(path), about, content)
 
 
-def outer_link(url: str, content: str) -> str:
+def outer_link(url: str, content: str) -> Html:
     """To an address from a log. Only a web address becomes a link: `javascript:` would run in the page."""
     if not url.startswith(("https://", "http://")):
-        return content
-    return f'<a href="{text(url)}" rel="noreferrer noopener">{content}</a>'
+        return joined([content])
+    return markup('<a href="{}" rel="noreferrer noopener">{}</a>', url, content)
 
 
 def n_bytes_phrase(number: int) -> str:
@@ -122,5 +138,5 @@ def n_bytes_phrase(number: int) -> str:
     return f"{number / 1e6:.1f} MB" if number < 999_950_000 else f"{number / 1e9:.1f} GB"
 
 
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
+def _class(kind: str) -> Html:
+    return markup(' class="{}"', kind) if kind else NOTHING

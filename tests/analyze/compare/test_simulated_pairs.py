@@ -57,6 +57,7 @@ _CAUSES = {
 }
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("kind", PROFILE_FAULTS)
 def test_the_cause_of_a_slower_job_is_named(reads: Reads, kind: str) -> None:
     changes = compare_captures(reads(_spec(kind, seed=1), None), reads(_spec(kind), kind))
@@ -83,6 +84,7 @@ def test_the_way_back_is_faster_for_the_same_reason(reads: Reads) -> None:
     assert f"computing on rank {CULPRIT}" in changes.verdict
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("seeds", [(0, 0), (0, 1), (1, 2), (2, 0)])
 def test_two_runs_of_a_healthy_job_do_not_differ(reads: Reads, seeds: tuple[int, int]) -> None:
     changes = compare_captures(*(reads(_spec(seed=seed), None) for seed in seeds))
@@ -90,6 +92,7 @@ def test_two_runs_of_a_healthy_job_do_not_differ(reads: Reads, seeds: tuple[int,
     assert _told(changes) == []
 
 
+@pytest.mark.slow
 def test_other_numbers_of_ranks_and_steps_compare_fairly(reads: Reads) -> None:
     changes = compare_captures(reads(_spec(seed=1), None), reads(_spec(ranks=6, n_steps=6), None))
     assert changes.step is not None

@@ -45,6 +45,7 @@ GLOO_CALLS: dict[str, tuple[tuple[Any, ...], str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", GLOO_CALLS)
 def test_a_call_on_gloo_is_what_its_arguments_say(tmp_path: Path, name: str) -> None:
     inputs, run_as, expected = GLOO_CALLS[name]

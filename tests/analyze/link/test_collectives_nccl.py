@@ -82,6 +82,7 @@ def test_a_call_counts_once_however_many_describe_it(tmp_path: Path) -> None:
     assert (rows[1]["src"], rows[1]["dst"], rows[1]["tag"], rows[1]["is_p2p"]) == (0, 1, 5, True)
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_kernels_are_what_runs_the_calls_of_a_simulated_job(tmp_path: Path, schema: str) -> None:
     spec = ProfileSpec(data_parallel=2, stages=2, n_steps=1, n_layers=1, n_microbatches=1)

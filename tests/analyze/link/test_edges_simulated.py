@@ -44,6 +44,7 @@ def rows(trace: Trace, sql: str) -> list[tuple[Any, ...]]:
     return database(trace).execute(sql).fetchall()
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("name", PAIRS)
 def test_simulated_pairs_have_sound_edges(tmp_path: Path, name: str) -> None:
     trace = simulated(tmp_path, name)
@@ -88,6 +89,7 @@ def test_the_passes_release_each_other(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.cases
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples are not beside the repository")
 @pytest.mark.parametrize("name", ["linear_*", "simple_add"])
 def test_the_samples_have_sound_edges(name: str) -> None:

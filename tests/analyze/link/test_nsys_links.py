@@ -81,6 +81,7 @@ def trace(request: pytest.FixtureRequest, tmp_path: Path) -> Trace:
     return load(tmp_path)
 
 
+@pytest.mark.cases
 def test_operators_are_found_by_their_numbers(trace: Trace) -> None:
     pair = pair_of(trace)
     assert (pair["method"], pair["n_linkable"], pair["n_linked"], pair["why"]) == ("id", 8, 8, "")
@@ -92,6 +93,7 @@ def test_operators_are_found_by_their_numbers(trace: Trace) -> None:
     assert query(trace, linked) == [(op.name, op.name, op.record_id, op.record_id, 0, 0) for op in trained()]
 
 
+@pytest.mark.cases
 def test_times_are_absolute_and_calls_take_their_share(trace: Trace) -> None:
     """aten::linear of 800 ns calls aten::t (50 ns) and aten::addmm (590 ns), which calls aten::expand (50 ns)."""
     links = list(trace.table("et_links").rows())
@@ -104,6 +106,7 @@ def test_times_are_absolute_and_calls_take_their_share(trace: Trace) -> None:
     assert [row["step"] for row in links if row["how"] == "id"] == [0] * 4 + [1] * 4
 
 
+@pytest.mark.cases
 def test_kernels_hang_on_the_innermost_node_that_launched_them(trace: Trace) -> None:
     make_linked_tables(trace)
     tied = "SELECT k.name, n.name FROM linked_kernels AS k LEFT JOIN et_nodes AS n ON n.node_id = k.node_id"
@@ -117,6 +120,7 @@ def test_kernels_hang_on_the_innermost_node_that_launched_them(trace: Trace) -> 
     assert query(trace, launched).count(("aten::addmm", "sm80_gemm_f32")) == 2
 
 
+@pytest.mark.cases
 def test_work_of_a_stream_is_in_order(trace: Trace) -> None:
     ordered = """
         SELECT a.name, b.name, b.start_ns >= a.start_ns + a.duration_ns FROM et_edges AS e
@@ -233,6 +237,7 @@ def test_kernels_of_a_process_without_an_execution_trace_are_not_missed(tmp_path
     assert list(RULES["L504"].function(load(tmp_path))) == []  # it is linked with nothing there either
 
 
+@pytest.mark.slow
 @needs_samples
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_of_the_real_export_is_linked_whole(rank: int, tmp_path: Path) -> None:

@@ -187,6 +187,7 @@ def test_a_clock_that_does_not_count_from_the_epoch_says_nothing() -> None:
     assert not is_other_time("2023-07-12 12:50:27", 2000, 5 * 10**12, 6 * 10**12)
 
 
+@pytest.mark.cases
 @needs_samples
 @pytest.mark.parametrize(
     ("names", "n_linkable", "n_linked", "why"),

@@ -53,6 +53,7 @@ def change_collectives(path: Path, change: Callable[[dict[str, Any]], None]) -> 
     path.write_text(json.dumps(document))
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize(
     "options",
     [
@@ -118,6 +119,7 @@ def lost(folder: Path) -> None:
 TWO_TRACES = "ranks 0,1: the execution trace and the profiler trace"
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize(
     ("damage", "cause", "n_missing", "said"),
     [

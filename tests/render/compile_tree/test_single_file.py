@@ -14,7 +14,7 @@ from compile_page_building import OPTIONS, hostile_log, job_log, report_of
 from rankscope.pipeline import diagnose, load
 from rankscope.render.compile_tree import single_file
 from rankscope.render.compile_tree.single_file import pack_folder, write_single
-from rankscope.render.html import page
+from rankscope.render.html import markup, page
 
 
 def packed_files(page_path: Path) -> dict[str, bytes]:
@@ -71,7 +71,7 @@ def test_the_page_allows_what_its_parts_allow_and_nothing_else(tmp_path: Path) -
 
 def test_a_page_in_the_tree_cannot_widen_the_policy(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "index.html").write_text(page("Report", ["<main></main>"]))
+    (tmp_path / "tree" / "index.html").write_text(page("Report", [markup("<main></main>")]))
     forged = '<meta http-equiv="Content-Security-Policy" content="script-src \'unsafe-inline\' https://evil.example">'
     (tmp_path / "tree" / "other.html").write_text(forged)
     pack_folder(tmp_path / "tree", tmp_path / "report.html")

@@ -24,7 +24,7 @@ VIEWS = ("findings", "map", "waits", "stacks", "performance", "compile", "metric
 def sections(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = mixed_capture(tmp_path_factory.mktemp("mixed") / "job")
     trace = load(folder, jobs=1)
-    body = build_page(trace, diagnose(trace), PageOptions()).body
+    body = str(build_page(trace, diagnose(trace), PageOptions()).body)
     body = body.replace(str(folder), "job").replace(str(Path(PACKAGE)), "rankscope")
     return dict(re.findall(r'<section id="(\w+)"[^>]*>(.*?)</section>\n', body, re.DOTALL))
 

@@ -149,6 +149,7 @@ def test_hostile_times_do_not_stop_it(tmp_path: Path) -> None:
     assert (drawn.written.counts["left_out"], drawn.written.counts["clamped"]) == (1, 3)
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize(
     ("max_events", "ops", "calls", "kernels"),
     [(100, 30, 10, 10), (50, 29, 10, 10), (40, 19, 10, 10), (15, 0, 4, 10), (5, 0, 0, 4)],
@@ -220,6 +221,7 @@ def test_a_table_that_is_empty_is_nothing_to_draw(tmp_path: Path) -> None:
     assert names(draw(trace, tmp_path), "cpu_op") == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir(SAMPLES), reason="needs the samples")
 @pytest.mark.parametrize("sample", ["kineto/trace_filter", "nsys/h100_2gpu_1s.sqlite", "compile_logs/simple.log"])
 def test_samples_are_drawn_in_full(sample: str, tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rankscope.analyze.compare.collectives import collective_changes
+from rankscope.analyze.compare.compiling import compare_runs
 from rankscope.analyze.compare.findings import finding_changes, pair_findings
 from rankscope.analyze.compare.kernels import kernel_changes
 from rankscope.analyze.compare.numbers import number_changes
 from rankscope.analyze.compare.setup import setup_changes
 from rankscope.analyze.compare.steps import WORTH_SHOWING, part_changes, step_change
 from rankscope.analyze.compare.verdict import Compared, verdict, worst_change
-from rankscope.analyze.compile.compare import compare_runs
 from rankscope.model.changes import SCHEMA_NAME, Changes, StepChange, TimeChange
 from rankscope.model.finding import Report, count_noun
 from rankscope.model.tables import Trace

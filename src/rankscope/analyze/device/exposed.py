@@ -8,8 +8,8 @@ import numpy as np
 
 from rankscope.analyze.device.events import covered_by_name, fetch
 from rankscope.analyze.device.losses import StepLoss, losses_by_rank
+from rankscope.analyze.device.lost_time import NOTABLE_SHARE, Losses
 from rankscope.analyze.device.steps import step_windows
-from rankscope.analyze.host.losses import NOTABLE_SHARE, Losses
 from rankscope.analyze.intervals import Intervals, difference, overlap, union
 from rankscope.analyze.metric import EVERYTHING
 from rankscope.analyze.registry import Effect, rule

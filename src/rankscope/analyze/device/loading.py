@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rankscope.analyze.device.events import DATA_LOADER
 from rankscope.analyze.device.losses import StepLoss, shared_losses, verb
-from rankscope.analyze.host.losses import Losses
+from rankscope.analyze.device.lost_time import Losses
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.database import database
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration

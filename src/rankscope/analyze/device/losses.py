@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.analyze.device.events import processes_of
+from rankscope.analyze.device.lost_time import NOTABLE_SHARE, Loss, Losses
 from rankscope.analyze.device.steps import Windows
-from rankscope.analyze.host.losses import NOTABLE_SHARE, Loss, Losses
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rankscope.analyze.device.losses import verb
-from rankscope.analyze.host.losses import Losses, losses_of
+from rankscope.analyze.device.lost_time import Losses, losses_of
 from rankscope.analyze.host.python_frames import is_own, location_of
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.database import database

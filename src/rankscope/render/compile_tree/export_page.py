@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from rankscope.model.finding import Report, count_noun
@@ -19,7 +20,7 @@ from rankscope.render.compile_tree.export_problems import (
 )
 from rankscope.render.compile_tree.outputs import RankTree, TreeOptions, directory_of
 from rankscope.render.compile_tree.small_pages import BACK
-from rankscope.render.html import page, text
+from rankscope.render.html import NOTHING, Html, joined, markup, page
 
 _WORDS = {
     "Guard Evaluated": (
@@ -62,7 +63,7 @@ def write_export(trace: Trace, report: Report, tree: RankTree, folder: str, opti
         _write(folder, path, _guard_page(problem))
     paths = {(problem.row["file_id"], problem.row["record"]): path for path, problem in pages.items()}
     body = [*_verdict(export, _is_cut(trace, tree.file_ids)), *_problem_table(export.problems, paths)]
-    body += [f'<p>The exported program: <a href="{text(path)}">{text(path)}</a></p>' for path in programs]
+    body += [markup('<p>The exported program: <a href="{}">{}</a></p>', path, path) for path in programs]
     body += _findings(report)
     _write(folder, "index.html", page("Draft Export Report", body).encode("utf-8", "replace"))
     return ["index.html", *programs, *pages]
@@ -104,8 +105,8 @@ def _is_cut(trace: Trace, file_ids: Sequence[int]) -> bool:
     return any(log["is_cut"] for log in logs if log["file_id"] in file_ids)
 
 
-def _verdict(export: Export, is_cut: bool) -> Iterator[str]:
-    yield "<h1>Draft Export Report</h1>"
+def _verdict(export: Export, is_cut: bool) -> Iterator[Html]:
+    yield markup("<h1>Draft Export Report</h1>")
     n_problems = len(export.problems)
     if n_problems:
         found = f"{count_noun(n_problems, 'problem')} found"
@@ -114,80 +115,81 @@ def _verdict(export: Export, is_cut: bool) -> Iterator[str]:
             if export.programs
             else "the log has no exported program"
         )
-        yield f"<p><b>{found}</b>: {effect}.</p>"
+        yield markup("<p><b>{}</b>: {}.</p>", found, effect)
     elif not export.is_recorded:
-        yield f"<p>The log has no record of an export. {_HOW_TO_RECORD}</p>"
+        yield markup("<p>The log has no record of an export. {}</p>", _HOW_TO_RECORD)
     elif is_cut or export.n_unreadable:
-        yield "<p>The readable records show no problem, but the log is damaged: a problem may be in the lost part.</p>"
+        yield markup(
+            "<p>The readable records show no problem, but the log is damaged: a problem may be in the lost part.</p>"
+        )
     elif not export.programs:
-        yield "<p>An export started, but the log has no exported program: it failed or did not finish.</p>"
+        yield markup("<p>An export started, but the log has no exported program: it failed or did not finish.</p>")
     else:
-        yield "<p>No problems found: torch.export.export() produces the same program.</p>"
+        yield markup("<p>No problems found: torch.export.export() produces the same program.</p>")
     if export.n_unreadable:
-        yield f"<p>{count_noun(export.n_unreadable, 'record')} in the log could not be read.</p>"
+        yield markup("<p>{} in the log could not be read.</p>", count_noun(export.n_unreadable, "record"))
 
 
-def _problem_table(problems: Sequence[Problem], paths: dict[tuple[int, int], str]) -> Iterator[str]:
+def _problem_table(problems: Sequence[Problem], paths: dict[tuple[int, int], str]) -> Iterator[Html]:
     if not problems:
         return
-    heads = "".join(f"<th>{name}</th>" for name in ("Failure Type", "Reason", "Where", "Additional Info"))
-    yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
+    heads = joined(markup("<th>{}</th>", name) for name in ("Failure Type", "Reason", "Where", "Additional Info"))
+    yield markup("<table><thead><tr>{}</tr></thead><tbody>", heads)
     for problem in problems:
         reason, remedy = _WORDS[problem.title]
         name = f"torch.ops.{problem.subject}" if "Fake Kernel" in problem.title else problem.subject
-        words = reason.format(subject=f"<code>{text(name)}</code>", outcome=f"<code>{text(problem.outcome)}</code>")
+        parts = {"{subject}": markup("<code>{}</code>", name), "{outcome}": markup("<code>{}</code>", problem.outcome)}
+        words = joined(parts.get(word, word) for word in re.split(r"(\{\w+\})", reason))
         path = paths.get((problem.row["file_id"], problem.row["record"]))
-        more = f' <a href="{text(path)}">Stacks, variables and the origin of the expression</a>' if path else ""
-        where = _place(problem.place)
-        yield f"<tr><td>{text(problem.title)}</td><td>{words}</td><td>{where}</td><td>{text(remedy)}{more}</td></tr>"
-    yield "</tbody></table>"
+        more = markup(' <a href="{}">Stacks, variables and the origin of the expression</a>', path) if path else NOTHING
+        cells = (problem.title, words, _place(problem.place), remedy, more)
+        yield markup("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}{}</td></tr>", *cells)
+    yield markup("</tbody></table>")
 
 
-def _place(frame: Frame | None) -> str:
+def _place(frame: Frame | None) -> Html:
     if frame is None:
-        return ""
-    code = f"<br><code>{text(frame.code)}</code>" if frame.code else ""
-    return f"{text(frame.file)}:{text(frame.line)} in {text(frame.function)}{code}"
+        return NOTHING
+    code = markup("<br><code>{}</code>", frame.code) if frame.code else NOTHING
+    return markup("{}:{} in {}{}", frame.file, frame.line, frame.function, code)
 
 
 def _guard_page(problem: Problem) -> bytes:
     body = [
         BACK,
-        f"<h1>Where <code>{text(problem.subject)}</code> comes from</h1>",
+        markup("<h1>Where <code>{}</code> comes from</h1>", problem.subject),
     ]
-    body.append(f"<p>{text(problem.title)}</p>")
+    body.append(markup("<p>{}</p>", problem.title))
     body += _stack("Your code", problem.user_stack, is_open=True)
     body += _stack("All frames", problem.stack, is_open=not problem.user_stack)
     for heading, values in problem.variables.items():
-        body.append(f"<h2>{text(heading)}</h2>")
-        body.append("<pre>" + "\n".join(f"{text(name)}: {text(value)}" for name, value in values.items()) + "</pre>")
-    body.append("<h2>How it was computed</h2>")
-    body += _expression(problem.origin) if problem.origin else ["<p>Not recorded in the log.</p>"]
+        body.append(markup("<h2>{}</h2>", heading))
+        body.append(markup("<pre>{}</pre>", "\n".join(f"{name}: {value}" for name, value in values.items())))
+    body.append(markup("<h2>How it was computed</h2>"))
+    body += _expression(problem.origin) if problem.origin else [markup("<p>Not recorded in the log.</p>")]
     return page(f"Symbolic guard {problem.subject}", body).encode("utf-8", "replace")
 
 
-def _stack(heading: str, frames: Iterable[Frame], *, is_open: bool) -> Iterator[str]:
-    lines = [
-        f"{text(frame.file)}:{text(frame.line)} in {text(frame.function)}\n    {text(frame.code)}" for frame in frames
-    ]
+def _stack(heading: str, frames: Iterable[Frame], *, is_open: bool) -> Iterator[Html]:
+    lines = [f"{frame.file}:{frame.line} in {frame.function}\n    {frame.code}" for frame in frames]
     if lines:
-        yield f"<details{' open' if is_open else ''}><summary>{text(heading)}</summary>"
-        yield "<pre>" + "\n".join(lines) + "</pre></details>"
+        yield markup("<details{}><summary>{}</summary>", " open" if is_open else "", heading)
+        yield markup("<pre>{}</pre></details>", "\n".join(lines))
 
 
-def _expression(expression: Expression) -> Iterator[str]:
+def _expression(expression: Expression) -> Iterator[Html]:
     frame = expression.user_stack[-1] if expression.user_stack else None
     made = f"{expression.method}({', '.join(expression.arguments)})" if expression.method else "a value from the data"
-    yield f"<ul><li><code>{text(expression.result)}</code> = <code>{text(made)}</code> {_place(frame)}"
+    yield markup("<ul><li><code>{}</code> = <code>{}</code> {}", expression.result, made, _place(frame))
     yield from _stack("All frames", expression.stack, is_open=False)
     for part in expression.parts:
         yield from _expression(part)
-    yield "</li></ul>"
+    yield markup("</li></ul>")
 
 
-def _findings(report: Report) -> Iterator[str]:
+def _findings(report: Report) -> Iterator[Html]:
     if report.findings:
-        yield "<h2>Findings</h2><ul>"
+        yield markup("<h2>Findings</h2><ul>")
         for finding in report.findings:
-            yield f"<li>{text(finding.severity)}[{text(finding.code)}] {text(finding.title)}</li>"
-        yield "</ul>"
+            yield markup("<li>{}[{}] {}</li>", finding.severity, finding.code, finding.title)
+        yield markup("</ul>")

@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.model.finding import count_noun
 from rankscope.model.tables import Array, Table, Trace
 from rankscope.render.compile_tree.outputs import RankTree, Row, link_target, tree_records
-from rankscope.render.html import page, text
+from rankscope.render.html import Html, joined, markup, page, text
 
 Key = tuple[int, int, str]  # log, rank and compile id
 
@@ -32,18 +32,31 @@ def failures_page(trace: Trace, tree: RankTree) -> bytes:
         key = (made["file_id"], made["rank"], made["compile_id"])
         shown = pages.get((made["file_id"], made["record"]))
         name = shown.label if shown else f"[{made['compile_id']}]"
-        linked = f'<a href="{text(link_target(shown))}">{text(name)}</a>' if shown else text(name)
+        linked = markup('<a href="{}">{}</a>', link_target(shown), name) if shown else text(name)
         rows += [
-            f"<tr><td>{linked}</td><td>{trouble.what}</td><td>{text(trouble.place)}</td>"
-            f"<td>{_reason(trouble.reason)}</td></tr>"
+            markup(
+                "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+                linked,
+                trouble.what,
+                trouble.place,
+                _reason(trouble.reason),
+            )
             for trouble in (*_restarts(made, breaks.get(key, [])), *_failures(made, errors.get(key, [])))
         ]
     title = "Failures and restarts"
     said = count_noun(len(rows), "failure or restart", "failures and restarts") if rows else "No failures, no restarts."
-    body = ['<p><a href="index.html">Back to the report</a></p>', f"<h1>{title}</h1>", f"<p>{said}</p>"]
+    body = [
+        markup('<p><a href="index.html">Back to the report</a></p>'),
+        markup("<h1>{}</h1>", title),
+        markup("<p>{}</p>", said),
+    ]
     if rows:
-        heads = "".join(f'<th scope="col">{name}</th>' for name in ("Compile id", "What", "Source", "Reason"))
-        body += [f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>', *rows, "</tbody></table></div>"]
+        heads = joined(markup('<th scope="col">{}</th>', name) for name in ("Compile id", "What", "Source", "Reason"))
+        body += [
+            markup('<div class="wide"><table><thead><tr>{}</tr></thead><tbody>', heads),
+            *rows,
+            markup("</tbody></table></div>"),
+        ]
     return page(title, body).encode("utf-8", "replace")
 
 
@@ -67,10 +80,10 @@ def _failures(made: Row, errors: list[Row]) -> Iterator[_Trouble]:
     yield _Trouble("failure", f"{made['fail_type']}: {made['fail_reason']}".rstrip(": "), place)
 
 
-def _reason(reason: str) -> str:
+def _reason(reason: str) -> Html:
     """The first line says it; explanations and hints of a dozen lines would make the table unreadable."""
     first, _, rest = reason.strip().partition("\n")
-    return f"<details><summary>{text(first)}</summary><pre>{text(rest)}</pre></details>" if rest else text(first)
+    return markup("<details><summary>{}</summary><pre>{}</pre></details>", first, rest) if rest else text(first)
 
 
 def _reasons(logged: str) -> list[str]:

@@ -15,7 +15,7 @@ from rankscope.render.compile_tree import rest_sections as rest
 from rankscope.render.compile_tree.outputs import RankTree, TreeOptions
 from rankscope.render.compile_tree.page_data import RankView, Totals, code_by_line, compilations_of, totals_of
 from rankscope.render.compile_tree.page_help import help_html
-from rankscope.render.html import page_frame, text
+from rankscope.render.html import NOTHING, Html, joined, markup, page_frame
 from rankscope.render.listing import Later, blocks, fold, link
 
 STYLES = ("page.css", "parts.css", "compile.css")
@@ -32,7 +32,7 @@ def write_index(trace: Trace, report: Report, tree: RankTree, folder: str | Path
         file.write(behind)
 
 
-def index_parts(trace: Trace, report: Report, tree: RankTree, folder: Path, options: TreeOptions) -> Iterator[str]:
+def index_parts(trace: Trace, report: Report, tree: RankTree, folder: Path, options: TreeOptions) -> Iterator[Html]:
     """The body, piece by piece."""
     view, later = RankView(trace, tree), Later()
     base = options.base.rstrip(os.sep) + os.sep if options.base else ""
@@ -56,11 +56,11 @@ def index_parts(trace: Trace, report: Report, tree: RankTree, folder: Path, opti
     shown = [(anchor, title, body) for anchor, title, body in parts if body]
     anchors = [anchor for anchor, _, _ in shown]
     yield _bar(tree, anchors)
-    yield f"<main>{'' if tree.folder else options.header_html}"
+    yield markup("<main>{}", "" if tree.folder else options.header_html)
     yield _verdict(view, totals, findings, anchors)
     for anchor, title, body in shown:
-        yield f'<section id="{anchor}"><h2>{text(title)}<span class="hits"></span></h2>{body}</section>\n'
-    yield '<p id="nothing" hidden>Nothing on this page matches all of these words.</p></main>'
+        yield markup('<section id="{}"><h2>{}<span class="hits"></span></h2>{}</section>\n', anchor, title, body)
+    yield markup('<p id="nothing" hidden>Nothing on this page matches all of these words.</p></main>')
     yield later.script()
 
 
@@ -68,16 +68,18 @@ def _title(tree: RankTree) -> str:
     return "torch.compile" + (f", rank {tree.rank}" if tree.folder and tree.rank >= 0 else "")
 
 
-def _bar(tree: RankTree, anchors: Sequence[str]) -> str:
-    home = f"<b>{text(_title(tree))}</b>"
+def _bar(tree: RankTree, anchors: Sequence[str]) -> Html:
+    home = markup("<b>{}</b>", _title(tree))
     if tree.folder:
         home = link("../index.html", "All ranks") + home
-    places = "".join(f'<a href="#{anchor}">{anchor.capitalize()}</a>' for anchor in anchors)
-    search = '<input type="search" id="search" placeholder="Search" aria-label="Search this page" autocomplete="off">'
-    return f'<div class="bar"><span class="home">{home}</span><nav>{places}</nav>{search}</div>\n'
+    places = joined(markup('<a href="#{}">{}</a>', anchor, anchor.capitalize()) for anchor in anchors)
+    search = markup(
+        '<input type="search" id="search" placeholder="Search" aria-label="Search this page" autocomplete="off">'
+    )
+    return markup('<div class="bar"><span class="home">{}</span><nav>{}</nav>{}</div>\n', home, places, search)
 
 
-def _verdict(view: RankView, totals: Totals, findings: Sequence[Finding], anchors: Sequence[str]) -> str:
+def _verdict(view: RankView, totals: Totals, findings: Sequence[Finding], anchors: Sequence[str]) -> Html:
     counts = [
         count_noun(number, severity)
         for severity in ("error", "warning")
@@ -90,20 +92,22 @@ def _verdict(view: RankView, totals: Totals, findings: Sequence[Finding], anchor
         failed = f"{totals.n_failed:,} of {count_noun(totals.n_compilations, 'compilation')} failed"
         healthy = failed if totals.n_failed else f"No problems found in {spent}"
         said = f"{' and '.join(counts)} in {spent}" if counts else healthy
-    tiles = "".join(_tile(*tile, anchors) for tile in _tiles(totals))
-    return f'<p class="kicker">{" · ".join(_origin(view))}</p><h1>{text(said)}</h1><dl class="tiles">{tiles}</dl>\n'
+    tiles = joined(_tile(*tile, anchors) for tile in _tiles(totals))
+    return markup(
+        '<p class="kicker">{}</p><h1>{}</h1><dl class="tiles">{}</dl>\n', joined(_origin(view), " · "), said, tiles
+    )
 
 
 def _origin(view: RankView) -> Iterator[str]:
     for log in view.rows("compile_logs"):
-        yield f"<span>{text(os.path.basename(log['plain_path']))}</span>"
+        yield markup("<span>{}</span>", os.path.basename(log["plain_path"]))
         if log["torch_version"]:
-            yield f"torch {text(log['torch_version'])}"
+            yield f"torch {log['torch_version']}"
         if log["first_ns"] > 0:
             began = datetime.fromtimestamp(log["first_ns"] / 1e9, timezone.utc)
             yield f"{began:%Y-%m-%d %H:%M} UTC" + ("" if log["clock"] == "absolute" else " (year and zone assumed)")
         if log["is_cut"]:
-            yield "<b>truncated</b>"
+            yield markup("<b>truncated</b>")
 
 
 def _tiles(totals: Totals) -> Iterator[tuple[str, str, str, str]]:
@@ -119,12 +123,12 @@ def _tiles(totals: Totals) -> Iterator[tuple[str, str, str, str]]:
     yield f"{totals.n_hits:,}", "cache hits", f"{totals.n_misses:,} missed{bypassed}", "caches"
 
 
-def _tile(number: str, noun: str, detail: str, anchor: str, anchors: Sequence[str]) -> str:
-    named = f'<a href="#{anchor}">{noun}</a>' if anchor in anchors else noun
-    return f"<div><dt>{named}</dt><dd>{text(number)} <small>{text(detail)}</small></dd></div>"
+def _tile(number: str, noun: str, detail: str, anchor: str, anchors: Sequence[str]) -> Html:
+    named = markup('<a href="#{}">{}</a>', anchor, noun) if anchor in anchors else noun
+    return markup("<div><dt>{}</dt><dd>{} <small>{}</small></dd></div>", named, number, detail)
 
 
-def _findings(page: sections.Page, findings: Sequence[Finding], report: Report, options: TreeOptions) -> str:
+def _findings(page: sections.Page, findings: Sequence[Finding], report: Report, options: TreeOptions) -> Html:
     cards = Cards(code_by_line(page.view), options.meanings, options.base)
     # What is good to know must not push what is wrong off the screen.
     is_healthy = all(finding.severity == "info" for finding in findings)
@@ -133,8 +137,8 @@ def _findings(page: sections.Page, findings: Sequence[Finding], report: Report, 
         for number, finding in enumerate(findings, start=1)
     ]
     n_elsewhere = len(report.findings) - len(findings)
-    notes = "" if shown else "<p>No problems found in this log.</p>"
+    notes = NOTHING if shown else markup("<p>No problems found in this log.</p>")
     if n_elsewhere:
         elsewhere = count_noun(n_elsewhere, "finding")
-        notes += f'<p class="faint">{elsewhere} about other ranks: {link("../index.html", "all ranks")}.</p>'
+        notes += markup('<p class="faint">{} about other ranks: {}.</p>', elsewhere, link("../index.html", "all ranks"))
     return blocks(page.later, "cards", shown, FINDINGS_SHOWN) + notes + skipped_checks(report.checks)

@@ -22,7 +22,7 @@ from rankscope.render.compile_tree.page_data import (
 )
 from rankscope.render.compile_tree.page_help import about_file
 from rankscope.render.compile_tree.stack_trie import chip, trie_html
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup, text
 from rankscope.render.listing import (
     Column,
     Later,
@@ -51,17 +51,24 @@ CHAIN_HEADS = ("Version", "Failed guard", "Compiled for", "Called with")
 RANGES_SHOWN = 6  # of ranks, in a cell
 
 
-def tree_file(output: Output) -> str:
+def tree_file(output: Output) -> Html:
     """A file of the report's folder, or an address that was logged."""
     if output.how == "link":
-        return f"<li>{outer_link(output.url, text(output.name))}</li>"
+        return markup("<li>{}</li>", outer_link(output.url, text(output.name)))
     size = output.row["n_payload_bytes"]
-    known = f' <span class="faint">{n_bytes_phrase(size)}</span>' if size else ""
-    attempt = f' <span class="faint">{text(output.label)}</span>' if "_" in output.label else ""
-    readable = f" ({link(output.readable, 'readable')})" if output.readable else ""
+    known = markup(' <span class="faint">{}</span>', n_bytes_phrase(size)) if size else NOTHING
+    attempt = markup(' <span class="faint">{}</span>', output.label) if "_" in output.label else NOTHING
+    readable = markup(" ({})", link(output.readable, "readable")) if output.readable else NOTHING
     other = other_spelling(output.name)
-    also = f' <span class="faint">(also {text(other)})</span>' if other else ""
-    return f"<li>{link(output.path, text(output.name), about_file(output.name))}{also}{readable}{attempt}{known}</li>"
+    also = markup(' <span class="faint">(also {})</span>', other) if other else NOTHING
+    return markup(
+        "<li>{}{}{}{}{}</li>",
+        link(output.path, text(output.name), about_file(output.name)),
+        also,
+        readable,
+        attempt,
+        known,
+    )
 
 
 class Page(NamedTuple):
@@ -70,20 +77,20 @@ class Page(NamedTuple):
     known: dict[Key, Compilation]
     later: Later
     base: str  # what is left out at the beginning of file names
-    file: Callable[[Output], str] = tree_file  # how a file of a compilation is listed
+    file: Callable[[Output], Html] = tree_file  # how a file of a compilation is listed
 
     def shown(self, file: str) -> str:
         return file.removeprefix(self.base) if self.base else file
 
-    def place(self, file: str, line: int) -> str:
-        return f'<span class="place">{text(self.shown(file))}:{line}</span>' if file else ""
+    def place(self, file: str, line: int) -> Html:
+        return markup('<span class="place">{}:{}</span>', self.shown(file), line) if file else NOTHING
 
 
-def ledger(page: Page) -> str:
+def ledger(page: Page) -> Html:
     rows = page.view.ledger()
     whole = max((entry["total_ns"] for entry in rows), default=0)
     if not whole:
-        return ""
+        return NOTHING
     columns = [
         Column("Where"),
         Column("Time", True),
@@ -97,10 +104,10 @@ def ledger(page: Page) -> str:
         Column("At run time", True),
     ]
     used = [(name, words) for name, words in PHASES if any(entry[f"{name}_ns"] > 0 for entry in rows)]
-    legend = "".join(f'<span class="{name}">{text(words)}</span>' for name, words in used)
+    legend = joined(markup('<span class="{}">{}</span>', name, words) for name, words in used)
     cells = [
         [
-            cell(f"<b>{text(entry['function'])}</b> {page.place(entry['file'], entry['line'])}"),
+            cell(markup("<b>{}</b> {}", entry["function"], page.place(entry["file"], entry["line"]))),
             timed(entry["total_ns"]),
             cell(str(rank), rank) if (rank := entry.get("slowest_rank", -1)) >= 0 else cell("", -1),
             timed(entry.get("all_ranks_ns", 0)),
@@ -114,10 +121,12 @@ def ledger(page: Page) -> str:
         for entry in rows
     ]
     columns, cells = without_empty(columns, cells)
-    return f'<p class="legend">{legend}</p>' + table(page.later, "ledger", columns, [row(each) for each in cells], 50)
+    return markup('<p class="legend">{}</p>', legend) + table(
+        page.later, "ledger", columns, [row(each) for each in cells], 50
+    )
 
 
-def _bar(entry: Row, whole: int) -> str:
+def _bar(entry: Row, whole: int) -> Html:
     """Drawn, not styled: a page's policy allows no styles but its own."""
     parts, at = [], 0.0
     for name, words in PHASES:
@@ -129,14 +138,20 @@ def _bar(entry: Row, whole: int) -> str:
     rest = 100 * max(entry["total_ns"], 0) / whole - at
     if rest >= 0.05:
         parts.append(_piece("rest", at, rest, "other"))
-    return f'<svg class="strip" role="img" aria-label="time by phase">{"".join(parts)}</svg>'
+    return markup('<svg class="strip" role="img" aria-label="time by phase">{}</svg>', joined(parts))
 
 
-def _piece(name: str, at: float, width: float, about: str) -> str:
-    return f'<rect class="{name}" x="{at:.2f}%" width="{width:.2f}%" height="100%"><title>{text(about)}</title></rect>'
+def _piece(name: str, at: float, width: float, about: str) -> Html:
+    return markup(
+        '<rect class="{}" x="{:.2f}%" width="{:.2f}%" height="100%"><title>{}</title></rect>',
+        name,
+        at,
+        width,
+        about,
+    )
 
 
-def chains(page: Page) -> str:
+def chains(page: Page) -> Html:
     """Per frame: each version, the guard that failed, what it expected and what it was called with."""
     by_frame: dict[tuple[int, int], dict[str, list[Row]]] = {}
     for entry in page.view.rows("recompiles"):
@@ -158,43 +173,47 @@ def chains(page: Page) -> str:
 
 def _chain(
     page: Page, versions: Sequence[tuple[Compilation | None, list[Row]]], later: Later | None
-) -> tuple[int, str]:
+) -> tuple[int, Html]:
     """What it cost, and its HTML."""
     compiled = [compilation for compilation, _ in versions if compilation]
     cost = sum(compilation.duration_ns for compilation in compiled)
     where = ""
     if compiled:
-        where = f'<b>{text(compiled[0].function)}</b> <span class="place">{text(page.shown(compiled[0].place))}</span>'
+        where = markup('<b>{}</b> <span class="place">{}</span>', compiled[0].function, page.shown(compiled[0].place))
     ranks = versions[0][1][0].get("ranks", ())
     told = f"recompiled {count_noun(len(versions), 'time')}"
     told += f", {'up to ' if ranks else ''}{format_duration(cost)}" if cost else ""
     told += f", {whose(ranks)}" if ranks else ""
-    rows = "".join(_version(page, *version) for version in versions)
-    heads = "".join(f'<th scope="col">{head}</th>' for head in CHAIN_HEADS)
-    body = f'<div class="wide"><table class="chain"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
-    return cost, fold(f'{where} <span class="faint">{text(told)}</span>', body, later=later, is_open=True, kind="item")
+    rows = joined(_version(page, *version) for version in versions)
+    heads = joined(markup('<th scope="col">{}</th>', head) for head in CHAIN_HEADS)
+    body = markup(
+        '<div class="wide"><table class="chain"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>', heads, rows
+    )
+    return cost, fold(
+        markup('{} <span class="faint">{}</span>', where, told), body, later=later, is_open=True, kind="item"
+    )
 
 
-def _version(page: Page, compilation: Compilation | None, failed: Sequence[Row]) -> str:
+def _version(page: Page, compilation: Compilation | None, failed: Sequence[Row]) -> Html:
     """The newest earlier version is the closest match; the others follow it."""
     newest, *older = failed
     label = chip(compilation) if compilation else text(f"[{newest['compile_id']}]")
     where = page.place(newest["file"], newest["line"])
-    code = f'<code class="source">{text(newest["code"])}</code>' if newest["code"] else ""
-    hint = f'<div class="faint">{text(newest["hint"])}</div>' if newest["hint"] else ""
-    others = "".join(f"<li>{text(each['against'])}: <code>{text(each['guard'])}</code></li>" for each in older)
-    more = fold(f"{len(older)} older", f"<ul>{others}</ul>", kind="faint") if older else ""
+    code = markup('<code class="source">{}</code>', newest["code"]) if newest["code"] else NOTHING
+    hint = markup('<div class="faint">{}</div>', newest["hint"]) if newest["hint"] else NOTHING
+    others = joined(markup("<li>{}: <code>{}</code></li>", each["against"], each["guard"]) for each in older)
+    more = fold(f"{len(older)} older", markup("<ul>{}</ul>", others), kind="faint") if older else NOTHING
     return row(
         [
             cell(label),
-            cell(f"<code>{text(newest['guard'])}</code><div>{where} {code}</div>{hint}{more}"),
-            cell(f"<code>{text(newest['expected'])}</code>"),
-            cell(f"<code>{text(newest['actual'])}</code>"),
+            cell(markup("<code>{}</code><div>{} {}</div>{}{}", newest["guard"], where, code, hint, more)),
+            cell(markup("<code>{}</code>", newest["expected"])),
+            cell(markup("<code>{}</code>", newest["actual"])),
         ]
     )
 
 
-def graph_breaks(page: Page) -> str:
+def graph_breaks(page: Page) -> Html:
     """Distinct by line and reason; the user's own code first, then by how often."""
     distinct: dict[tuple[str, int, str], list[Row]] = {}
     for entry in page.view.rows("graph_breaks"):
@@ -205,23 +224,25 @@ def graph_breaks(page: Page) -> str:
     return table(page.later, "breaks", columns, [_break(page, same) for same in ordered], 100)
 
 
-def _break(page: Page, same: Sequence[Row]) -> str:
+def _break(page: Page, same: Sequence[Row]) -> Html:
     first = same[0]
-    where = f"{page.place(first['file'], first['line'])} in {text(first['function'])}"
+    where = markup("{} in {}", page.place(first["file"], first["line"]), first["function"])
     if first["code"]:
-        where += f'<div><code class="source">{text(first["code"])}</code></div>'
+        where += markup('<div><code class="source">{}</code></div>', first["code"])
     if first["caller_file"]:
-        where += f'<div class="faint">called from {page.place(first["caller_file"], first["caller_line"])}</div>'
-    why = f"<div>{text(first['reason'])}</div>"
-    hints = "".join(f"<li>{text(hint)}</li>" for hint in first["hints"].splitlines())
-    about = outer_link(first["url"], f"torch's page about {text(first['break_id'])}") if first["url"] else ""
+        where += markup(
+            '<div class="faint">called from {}</div>', page.place(first["caller_file"], first["caller_line"])
+        )
+    why = markup("<div>{}</div>", first["reason"])
+    hints = joined(markup("<li>{}</li>", hint) for hint in first["hints"].splitlines())
+    about = outer_link(first["url"], f"torch's page about {first['break_id']}") if first["url"] else NOTHING
     if first["explanation"] or hints or about:
-        body = f"<p>{text(first['explanation'])}</p><ul>{hints}</ul><p>{about}</p>"
+        body = markup("<p>{}</p><ul>{}</ul><p>{}</p>", first["explanation"], hints, about)
         why += fold("What to do", body, kind="faint")
     keys = dict.fromkeys((entry["file_id"], entry["compile_id"]) for entry in same)
     chips = [chip(page.known[key]) for key in keys if key in page.known]
     more = f" and {len(chips) - 12:,} more" if len(chips) > 12 else ""
-    frames = cell(f'<span class="chips">{" ".join(chips[:12])}{more}</span>')
+    frames = cell(markup('<span class="chips">{}{}</span>', joined(chips[:12], " "), more))
     ranks = {rank for entry in same for rank in entry["ranks"]} if "ranks" in first else None
     return row([counted(_times(same)), cell(where), cell(why), frames, *([] if ranks is None else [ranked(ranks)])])
 
@@ -231,7 +252,7 @@ def _times(same: Sequence[Row]) -> int:
     return sum(entry.get("n_times", 1) for entry in same)
 
 
-def caches(page: Page) -> str:
+def caches(page: Page) -> Html:
     files = {(output.row["file_id"], output.row["record"]): output.path for output in page.view.tree.outputs}
     columns = [
         Column("Compilation"),
@@ -244,7 +265,7 @@ def caches(page: Page) -> str:
     made = []
     for entry in page.view.rows("cache_events"):
         compilation = page.known.get((entry["file_id"], entry["compile_id"]))
-        key = f"<code>{text(entry['key'][:16])}</code>"
+        key = markup("<code>{}</code>", entry["key"][:16])
         path = files.get((entry["file_id"], entry["record"]))
         detail = entry["reason"] or (entry["detail"] if entry["detail"] != entry["outcome"] else "")
         made.append(
@@ -252,7 +273,7 @@ def caches(page: Page) -> str:
                 [
                     cell(chip(compilation) if compilation else text(entry["compile_id"])),
                     cell(text(entry["cache"])),
-                    cell(f'<span class="outcome {text(entry["outcome"])}">{text(entry["outcome"])}</span>'),
+                    cell(markup('<span class="outcome {}">{}</span>', entry["outcome"], entry["outcome"])),
                     timed(entry["taken_ns"]),
                     cell(link(path, key, "cache key") if path else key),
                     cell(text(detail)),
@@ -261,25 +282,27 @@ def caches(page: Page) -> str:
         )
     counts = Counter((entry["cache"], entry["outcome"]) for entry in page.view.rows("cache_events"))
     said = "; ".join(f"{cache}: {_outcomes(outcome, number)}" for (cache, outcome), number in sorted(counts.items()))
-    return f"<p>{text(said)}.</p>" + table(page.later, "caches", columns, made, 20) if made else ""
+    return markup("<p>{}.</p>", said) + table(page.later, "caches", columns, made, 20) if made else NOTHING
 
 
 def _outcomes(outcome: str, number: int) -> str:
     return count_noun(number, outcome, f"{outcome}s" if outcome == "hit" else f"{outcome}es")
 
 
-def stacks(page: Page) -> str:
+def stacks(page: Page) -> Html:
     known = stacks_of(page.view)
     hanging = ((known.get(each.key, ()), chip(each)) for each in page.compilations)
     drawn = trie_html("trie", hanging, page.base, page.later)
     if not drawn:
-        return ""
-    legend = " ".join(f'<span class="chip {name}">{text(words)}</span>' for name, words in STATUS_WORDS.items())
-    options = '<label><input type="checkbox" id="foreign"> show torch and Python frames</label>'
-    return f'<p class="legend">{legend}</p><p class="options">{options}</p>{drawn}'
+        return NOTHING
+    legend = joined(
+        (markup('<span class="chip {}">{}</span>', name, words) for name, words in STATUS_WORDS.items()), " "
+    )
+    options = markup('<label><input type="checkbox" id="foreign"> show torch and Python frames</label>')
+    return markup('<p class="legend">{}</p><p class="options">{}</p>{}', legend, options, drawn)
 
 
-def compilation_table(page: Page) -> str:
+def compilation_table(page: Page) -> Html:
     n_files = sum(len(each.outputs) for each in page.compilations)
     later = page.later if n_files > MAX_FILES_INLINE else None
     columns = [
@@ -302,15 +325,21 @@ def compilation_table(page: Page) -> str:
     return table(page.later, "compilations", columns, rows, 100)
 
 
-def _compiled(page: Page, each: Compilation, later: Later | None, *, has_files: bool) -> list[str]:
-    name = f"<b>{text(each.function)}</b>" if each.function else "not part of a compilation" if not each.key[1] else ""
-    place = f' <span class="place">{text(page.shown(each.place))}</span>' if each.place else ""
-    files = "".join(map(page.file, each.outputs))
-    shown = f"{name}{place}"
+def _compiled(page: Page, each: Compilation, later: Later | None, *, has_files: bool) -> list[Html]:
+    name = (
+        markup("<b>{}</b>", each.function) if each.function else "not part of a compilation" if not each.key[1] else ""
+    )
+    place = markup(' <span class="place">{}</span>', page.shown(each.place)) if each.place else NOTHING
+    files = joined(map(page.file, each.outputs))
+    shown = joined([name, place])
     if has_files or each.fail:
-        n_files = f' <span class="faint whole">{count_noun(len(each.outputs), "file")}</span>' if has_files else ""
-        fail = f'<p class="fail">{text(each.fail)}</p>' if each.fail else ""
-        shown = fold(f"{shown}{n_files}", f'{fail}<ul class="files">{files}</ul>', later=later)
+        n_files = (
+            markup(' <span class="faint whole">{}</span>', count_noun(len(each.outputs), "file"))
+            if has_files
+            else NOTHING
+        )
+        fail = markup('<p class="fail">{}</p>', each.fail) if each.fail else NOTHING
+        shown = fold(shown + n_files, markup('{}<ul class="files">{}</ul>', fail, files), later=later)
     return [
         cell(chip(each)),
         cell(shown),
@@ -324,15 +353,15 @@ def _compiled(page: Page, each: Compilation, later: Later | None, *, has_files: 
     ]
 
 
-def timed(nanoseconds: int) -> str:
+def timed(nanoseconds: int) -> Html:
     return cell(format_duration(nanoseconds) if nanoseconds > 0 else "", max(nanoseconds, 0))
 
 
-def counted(number: int) -> str:
+def counted(number: int) -> Html:
     return cell(f"{number:,}" if number > 0 else "", max(number, 0))
 
 
-def ranked(ranks: Sequence[int] | set[int]) -> str:
+def ranked(ranks: Sequence[int] | set[int]) -> Html:
     """A cell."""
     known = {rank for rank in ranks if rank >= 0}
     unknown = ["unknown"] * any(rank < 0 for rank in ranks)

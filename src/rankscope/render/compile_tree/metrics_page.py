@@ -17,7 +17,7 @@ from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import Array, Trace
 from rankscope.render.compile_tree.outputs import NOT_JSON, Output, Row, by_label, link_target
 from rankscope.render.compile_tree.small_pages import BACK
-from rankscope.render.html import page, text, text_bytes
+from rankscope.render.html import NOTHING, Html, joined, markup, page, text, text_bytes
 
 _MAX_ROWS = 1000  # of one table
 _MAX_LINKS = 60  # before and behind the page itself; a compilation has some fifty files, unless its id repeats
@@ -61,7 +61,9 @@ class MetricsPages:
         self._recompiles = _Lookup(trace, "recompiles")
         # Forward, backward and runtime pages of a compilation have the same sections.
         self._origin = lru_cache(maxsize=256)(self._make_origin)
-        self._items = lru_cache(maxsize=None)(lambda label: [f"<li>{_link(own)}</li>" for own in self._outputs[label]])
+        self._items = lru_cache(maxsize=None)(
+            lambda label: [markup("<li>{}</li>", _link(own)) for own in self._outputs[label]]
+        )
 
     def page(self, output: Output) -> bytes:
         row = output.row
@@ -70,54 +72,54 @@ class MetricsPages:
         title = f"{_TITLES[row['kind']]} {output.label}"
         why, where = self._origin((row["file_id"], row["rank"], row["compile_id"]))
         fields = _field_tables(metrics, partial(self._long_value, output))
-        body = [BACK, f"<h1>{text(title)}</h1>", *_said_first(metrics), why, *fields, where]
+        body = [BACK, markup("<h1>{}</h1>", title), *_said_first(metrics), why, *fields, where]
         return page(title, [*body, *self._links(output)]).encode("utf-8", "replace")
 
-    def _long_value(self, output: Output, value: str) -> str:
+    def _long_value(self, output: Output, value: str) -> Html:
         """Torch logs its whole configuration with each compilation: it is shown once, and linked where it is equal."""
         is_kept = len(value) > _VERY_LONG and len(self._shown_on) < _MAX_LONG_VALUES
         first = self._shown_on.setdefault(value, output) if is_kept else output
         if first is output:
             return _folded(value)
-        return f'the same as in <a href="{text(link_target(first, "../"))}">{text(first.label)}</a>'
+        return markup('the same as in <a href="{}">{}</a>', link_target(first, "../"), first.label)
 
-    def _make_origin(self, key: Key) -> tuple[str, str]:
+    def _make_origin(self, key: Key) -> tuple[Html, Html]:
         """The HTML before and after the fields."""
-        return "\n".join(self._recompile_reasons(key)), "\n".join((*self._stack(key), *self._shapes(key)))
+        return joined(self._recompile_reasons(key), "\n"), joined((*self._stack(key), *self._shapes(key)), "\n")
 
-    def _recompile_reasons(self, key: Key) -> Iterator[str]:
+    def _recompile_reasons(self, key: Key) -> Iterator[Html]:
         found = self._recompiles.rows(key)
         if found:
-            yield "<h2>Why it was recompiled</h2>"
+            yield markup("<h2>Why it was recompiled</h2>")
             heads = ("Compared with", "Failed guard", "Compiled for", "Called with", "Where", "Hint")
             names = ("against", "guard", "expected", "actual")
             yield _table(heads, [(*(own[name] for name in names), _place(own), own["hint"]) for own in found])
 
-    def _stack(self, key: Key) -> Iterator[str]:
+    def _stack(self, key: Key) -> Iterator[Html]:
         frames = self._stacks.rows(key)
         if frames:
-            yield "<h2>Stack</h2>"
+            yield markup("<h2>Stack</h2>")
             lines = (f"{_place(frame)}\n    {frame['code']}" if frame["code"] else _place(frame) for frame in frames)
-            yield "<pre>" + text("\n".join(lines)) + "</pre>"
+            yield markup("<pre>{}</pre>", "\n".join(lines))
 
-    def _shapes(self, key: Key) -> Iterator[str]:
+    def _shapes(self, key: Key) -> Iterator[Html]:
         """From all attempts: what an attempt decided before a restart explains the restart."""
         found = self._guards.rows(key)
         for kind, title in _SHAPE_TITLES.items():
             own = [guard for guard in found if guard["kind"] == kind]
             if own:
-                yield f"<h2>{title}</h2>"
+                yield markup("<h2>{}</h2>", title)
                 heads = ("Attempt", "Symbol", "Expression", "Value", "Source", "Reason", "Where")
                 names = ("attempt", "symbol", "expression", "value", "source", "reason")
                 yield _table(heads, [(*(guard[name] for name in names), _place(guard)) for guard in own])
 
-    def _links(self, output: Output) -> Iterator[str]:
+    def _links(self, output: Output) -> Iterator[Html]:
         items, here = self._items(output.label), self._places[id(output)]
         before, behind = items[max(0, here - _MAX_LINKS) : here], items[here + 1 : here + _MAX_LINKS]
-        yield "<h2>Files of this compilation</h2>\n<ul>" + "".join(before) + "".join(behind) + "</ul>"
+        yield markup("<h2>Files of this compilation</h2>\n<ul>") + joined(before) + joined(behind) + markup("</ul>")
         n_left = len(items) - 1 - len(before) - len(behind)
         if n_left:
-            yield f"<p>{n_left:,} more in the report's index.</p>"
+            yield markup("<p>{:,} more in the report's index.</p>", n_left)
 
 
 _SHAPE_TITLES = {
@@ -164,19 +166,19 @@ def _leniently_decoded(header: bytes, kind: str) -> Any:
         return shown
 
 
-def _said_first(metrics: dict[str, Any]) -> Iterator[str]:
+def _said_first(metrics: dict[str, Any]) -> Iterator[Html]:
     """What the reader came for: what was compiled, how long it took, whether it worked."""
     if metrics.get("co_name"):
         place = f"{metrics.get('co_filename') or ''}:{metrics.get('co_firstlineno') or ''}".strip(":")
-        yield f"<p><code>{text(metrics['co_name'])}</code> at <code>{text(place)}</code>{_took(metrics)}</p>"
+        yield markup("<p><code>{}</code> at <code>{}</code>{}</p>", metrics["co_name"], place, _took(metrics))
     if metrics.get("fail_type"):
-        yield f"<p><strong>It failed: {text(metrics['fail_type'])}</strong></p>"
-        yield f"<pre>{text(metrics.get('fail_reason') or 'No reason was logged.')}</pre>"
+        yield markup("<p><strong>It failed: {}</strong></p>", metrics["fail_type"])
+        yield markup("<pre>{}</pre>", metrics.get("fail_reason") or "No reason was logged.")
     reasons = [reason for reason in metrics.get("restart_reasons") or () if str(reason).strip()]
     if reasons:
         times = "once" if len(reasons) == 1 else f"{len(reasons):,} times"
-        yield f"<p><strong>Tracing restarted {times}</strong></p>"
-        yield from (f"<pre>{text(reason)}</pre>" for reason in reasons)
+        yield markup("<p><strong>Tracing restarted {}</strong></p>", times)
+        yield from (markup("<pre>{}</pre>", reason) for reason in reasons)
 
 
 def _took(metrics: dict[str, Any]) -> str:
@@ -199,11 +201,11 @@ class _Field(NamedTuple):
 def _field(name: str) -> _Field:
     group = next(title for title, pattern in _PATTERNS if pattern.match(name))
     unit = None if _MOMENT.match(name) else _UNIT.search(name)
-    return _Field(group, f"<tr><th>{text(name)}</th><td>", _UNITS[unit.group(1)] if unit else 0)
+    return _Field(group, markup("<tr><th>{}</th><td>", name), _UNITS[unit.group(1)] if unit else 0)
 
 
-def _field_tables(metrics: dict[str, Any], long_value: Callable[[str], str]) -> Iterator[str]:
-    groups: dict[str, list[str]] = {name: [] for name, _ in _GROUPS}
+def _field_tables(metrics: dict[str, Any], long_value: Callable[[str], Html]) -> Iterator[Html]:
+    groups: dict[str, list[Html]] = {name: [] for name, _ in _GROUPS}
     absent = []
     for name, value in metrics.items():
         if value is None:
@@ -214,24 +216,24 @@ def _field_tables(metrics: dict[str, Any], long_value: Callable[[str], str]) -> 
                 cell = _number(value, field.scale)
             else:
                 shown = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-                cell = f"<code>{text(shown)}</code>" if len(shown) <= _LONG else long_value(shown)
-            groups[field.group].append(f"{field.opening}{cell}</td></tr>")
+                cell = markup("<code>{}</code>", shown) if len(shown) <= _LONG else long_value(shown)
+            groups[field.group].append(markup("{}{}</td></tr>", field.opening, cell))
     for title, rows in groups.items():
         if rows:
-            yield f'<h2>{title}</h2>\n<div class="wide"><table><tbody>{"".join(rows)}</tbody></table></div>'
+            yield markup('<h2>{}</h2>\n<div class="wide"><table><tbody>{}</tbody></table></div>', title, joined(rows))
     if absent:
-        yield f"<p>Fields without a value: {text(', '.join(absent))}</p>"
+        yield markup("<p>Fields without a value: {}</p>", ", ".join(absent))
 
 
-def _number(value: float, scale: int) -> str:
+def _number(value: float, scale: int) -> Html:
     if scale and math.isfinite(value) and not isinstance(value, bool):
-        return f'{format_duration(int(value * scale))} <span class="faint">{value}</span>'
-    return str(value)
+        return markup('{} <span class="faint">{}</span>', format_duration(int(value * scale)), value)
+    return text(value)
 
 
-def _folded(shown: str) -> str:
+def _folded(shown: str) -> Html:
     escaped = text_bytes(_laid_out(shown).encode("utf-8", "replace")).decode()
-    return f"<details><summary>{len(shown):,} characters</summary><pre>{escaped}</pre></details>"
+    return markup("<details><summary>{:,} characters</summary><pre>{}</pre></details>", len(shown), escaped)
 
 
 def _laid_out(value: str) -> str:
@@ -241,13 +243,20 @@ def _laid_out(value: str) -> str:
         return value
 
 
-def _table(heads: Sequence[str], rows: Sequence[tuple[object, ...]]) -> str:
-    top = "".join(f'<th scope="col">{head}</th>' for head in heads)
+def _table(heads: Sequence[str], rows: Sequence[tuple[object, ...]]) -> Html:
+    top = joined(markup('<th scope="col">{}</th>', head) for head in heads)
     distinct = list(dict.fromkeys(rows))
     shown = distinct[:_MAX_ROWS]
-    lines = ("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in shown)
-    more = f"<p>{len(distinct) - len(shown):,} more in raw.jsonl.</p>" if len(shown) < len(distinct) else ""
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>{more}'
+    lines = (markup("<tr>") + joined(markup("<td>{}</td>", cell) for cell in row) + markup("</tr>") for row in shown)
+    more = (
+        markup("<p>{:,} more in raw.jsonl.</p>", len(distinct) - len(shown)) if len(shown) < len(distinct) else NOTHING
+    )
+    return markup(
+        '<div class="wide"><table><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>{}',
+        top,
+        joined(lines),
+        more,
+    )
 
 
 def _place(row: Row) -> str:
@@ -256,11 +265,11 @@ def _place(row: Row) -> str:
     return f"{row['file']}:{row['line']}" + (f" in {row['function']}" if row["function"] else "")
 
 
-def _link(output: Output) -> str:
+def _link(output: Output) -> Html:
     target = link_target(output, "../")
     name = f"{output.name} {output.suffix}".rstrip()
-    linked = f'<a href="{text(target)}">{text(name)}</a>' if target else text(name)
+    linked = markup('<a href="{}">{}</a>', target, name) if target else text(name)
     if output.readable:
         twin = link_target(output._replace(path=output.readable), "../")
-        return f'{linked} (<a href="{text(twin)}">readable</a>)'
+        return markup('{} (<a href="{}">readable</a>)', linked, twin)
     return linked

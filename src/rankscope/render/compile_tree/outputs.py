@@ -21,6 +21,7 @@ import numpy as np
 
 from rankscope.model.payloads import MappedLog, mapped_log
 from rankscope.model.tables import Array, Table, Trace
+from rankscope.render.html import NOTHING, Html
 
 Row = dict[str, Any]
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last one where it is nested too deeply
@@ -55,7 +56,7 @@ class TreeOptions(NamedTuple):
     provenance: bool = False
     base: str = ""  # files below this folder are shown relative to it, relative ones are looked up in it
     meanings: Mapping[str, str] = MappingProxyType({})  # code of a rule -> what it finds, in one sentence
-    header_html: str = ""  # the user's own, on top of the first page
+    header_html: Html = NOTHING  # the user's own, on top of the first page
     progress: Callable[[int, int, str], None] | None = None
 
 

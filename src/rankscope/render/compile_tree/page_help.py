@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from rankscope.model.artifact_names import with_other_spelling
-from rankscope.render.html import text
+from rankscope.render.html import Html, joined, markup
 
 FILES: dict[str, str] = {
     "compilation_metrics": "Everything torch measured about the compilation, with its stack and guards",
@@ -74,22 +74,7 @@ KINDS: dict[str, str] = {
     **FILES,
 }
 
-
-def about_file(name: str) -> str:
-    """A numbered file of the report."""
-    return about(name.rpartition("_")[0] or name)
-
-
-@lru_cache(maxsize=4096)
-def about(stem: str) -> str:
-    """By the longest known prefix of the file's name: numbers and hashes follow it."""
-    return FILES[max(known, key=len)] if (known := [known for known in FILES if stem.startswith(known)]) else ""
-
-
-def help_html() -> str:
-    named = ((with_other_spelling(name), what) for name, what in FILES.items())
-    rows = "".join(f"<tr><td><code>{text(name)}</code></td><td>{text(what)}</td></tr>" for name, what in named)
-    return f"""
+_HELP = """
 <h3>Compile ids</h3>
 <p><code>[x/y]</code> is one compilation: <b>x</b> numbers the frame: a Python function, or the rest of one
 after a graph break; <b>y</b> counts how often that frame was compiled before. <code>[0/0]</code> is the first frame,
@@ -111,7 +96,24 @@ then happens once per piece.</li>
 </ol>
 <h3>Files</h3>
 <p>Not every job has all of them. The number at the end of a name counts the files of the log.</p>
-<div class="wide"><table class="help"><tbody>{rows}</tbody></table></div>
+<div class="wide"><table class="help"><tbody>{}</tbody></table></div>
 <p class="faint">The log, and so this report, contains the model's code but no weights. Consider this before you share
 it.</p>
 """
+
+
+def about_file(name: str) -> str:
+    """A numbered file of the report."""
+    return about(name.rpartition("_")[0] or name)
+
+
+@lru_cache(maxsize=4096)
+def about(stem: str) -> str:
+    """By the longest known prefix of the file's name: numbers and hashes follow it."""
+    return FILES[max(known, key=len)] if (known := [known for known in FILES if stem.startswith(known)]) else ""
+
+
+def help_html() -> Html:
+    named = ((with_other_spelling(name), what) for name, what in FILES.items())
+    rows = joined(markup("<tr><td><code>{}</code></td><td>{}</td></tr>", name, what) for name, what in named)
+    return markup(_HELP, rows)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankscope.model.finding import Report, count_noun, format_ranks, ranks_phrase
-from rankscope.model.rank_groups import compile_runs, graph_estimates, rank_groups
 from rankscope.model.tables import Trace
 from rankscope.render.cards import Cards, skipped_checks
 from rankscope.render.compile_tree.outputs import RankTree, TreeOptions
@@ -16,8 +15,9 @@ from rankscope.render.compile_tree.page_data import RankView, Totals, code_by_li
 from rankscope.render.compile_tree.ranks_files import write_shared_files
 from rankscope.render.compile_tree.ranks_sections import RankTotals, apart_phrase, difference, rank_table, totals_tiles
 from rankscope.render.compile_tree.ranks_words import WORDS
-from rankscope.render.html import page, text
+from rankscope.render.html import NOTHING, Html, joined, markup, page, text
 from rankscope.render.listing import ROWS_SHOWN, Column, Later, blocks, cell, link, n_bytes_phrase, row, table
+from rankscope.render.rank_groups import compile_runs, graph_estimates, rank_groups
 
 STYLES = ("page.css", "parts.css", "compile.css")
 SCRIPTS = ("page.js",)
@@ -78,7 +78,7 @@ class _Landing:
         base = self.options.base.rstrip(os.sep) + os.sep if self.options.base else ""
         return place.removeprefix(base) if base else place
 
-    def body(self, folder: Path, names: Sequence[str]) -> Iterator[str]:
+    def body(self, folder: Path, names: Sequence[str]) -> Iterator[Html]:
         sections = [
             ("findings", "Findings", self._findings()),
             ("differences", "What the ranks did the same and differently", self._differences()),
@@ -86,30 +86,35 @@ class _Landing:
             ("estimates", "Expected run time of graphs", self._estimates()),
             ("files", "Files about all ranks", _file_list(folder, names)),
         ]
-        places = "".join(f'<a href="#{anchor}">{anchor.capitalize()}</a>' for anchor, _, _ in sections)
-        search = '<input type="search" id="search" placeholder="Search" aria-label="Search this page">'
-        title = text(_title(self.trees))
-        yield f'<div class="bar"><span class="home"><b>{title}</b></span><nav>{places}</nav>{search}</div>'
-        yield f"<main>{self.options.header_html}{self._verdict()}"
+        places = joined(markup('<a href="#{}">{}</a>', anchor, anchor.capitalize()) for anchor, _, _ in sections)
+        search = markup('<input type="search" id="search" placeholder="Search" aria-label="Search this page">')
+        home = _title(self.trees)
+        yield markup('<div class="bar"><span class="home"><b>{}</b></span><nav>{}</nav>{}</div>', home, places, search)
+        yield markup("<main>{}{}", self.options.header_html, self._verdict())
         for anchor, title, content in sections:
-            yield f'<section id="{anchor}"><h2>{text(title)}<span class="hits"></span></h2>{content}</section>'
-        yield '<p id="nothing" hidden>Nothing on this page matches all of these words.</p></main>'
+            yield markup('<section id="{}"><h2>{}<span class="hits"></span></h2>{}</section>', anchor, title, content)
+        yield markup('<p id="nothing" hidden>Nothing on this page matches all of these words.</p></main>')
         yield self.later.script()
 
-    def _verdict(self) -> str:
+    def _verdict(self) -> Html:
         counts = [
             count_noun(number, severity) for severity in ("error", "warning") if (number := self.report.count(severity))
         ]
         apart = apart_phrase(self.groups)
         said = " and ".join(counts) if counts else "No problems found" if not apart else "Differences"
-        shown = "".join(
-            f'<div><dt><a href="#ranks">{noun}</a></dt><dd>{text(number)}<small>{text(detail)}</small></dd></div>'
+        shown = joined(
+            markup(
+                '<div><dt><a href="#ranks">{}</a></dt><dd>{}<small>{}</small></dd></div>',
+                noun,
+                number,
+                detail,
+            )
             for number, noun, detail in totals_tiles(self.ranked)
         )
         verdict = f"{said} on {count_noun(len(self.trees), 'rank')}" + (f"; {apart}" if apart else "")
-        return f'<p class="kicker">{self._kicker()}</p><h1>{text(verdict)}</h1><dl class="tiles">{shown}</dl>'
+        return markup('<p class="kicker">{}</p><h1>{}</h1><dl class="tiles">{}</dl>', self._kicker(), verdict, shown)
 
-    def _kicker(self) -> str:
+    def _kicker(self) -> Html:
         known = [f"ranks {format_ranks(self.ranks)}"] if self.ranks else []
         n_unranked = sum(each.tree.rank < 0 for each in self.rows)
         known += ["logs without a rank are not compared"] * bool(n_unranked)
@@ -119,15 +124,15 @@ class _Landing:
             known.append(f"truncated logs: {ranks_phrase(cut)}")
         return text(" · ".join(known))
 
-    def _findings(self) -> str:
+    def _findings(self) -> Html:
         cards = Cards(self.lines, self.options.meanings, self.options.base)
         numbered = enumerate(self.report.findings, start=1)
         shown = [cards.card(f"finding-{number}", finding) for number, finding in numbered]
-        none = "" if shown else "<p>No problems found.</p>"
+        none = NOTHING if shown else markup("<p>No problems found.</p>")
         return blocks(self.later, "cards", shown, FINDINGS_SHOWN) + none + skipped_checks(self.report.checks)
 
-    def _differences(self) -> str:
-        return "".join(
+    def _differences(self) -> Html:
+        return joined(
             difference(aspect, groups, len(self.ranks), self._place) for aspect, groups in self.groups.items()
         )
 
@@ -135,18 +140,18 @@ class _Landing:
         own = next((each for each in self.rows if each.tree.rank == rank), None)
         return own.places.get(compile_id, f"[{compile_id}]") if own else f"[{compile_id}]"
 
-    def _rank_table(self) -> str:
+    def _rank_table(self) -> Html:
         folders = {each.tree.rank: each.tree.folder for each in self.rows}
 
-        def linked(own: RankTotals) -> str:
+        def linked(own: RankTotals) -> Html:
             return link(f"{folders[own.rank]}/index.html", own.name)
 
         return rank_table(self.later, "ranks", self.ranked, self.groups, linked, ROWS_SHOWN)
 
-    def _estimates(self) -> str:
+    def _estimates(self) -> Html:
         graphs = graph_estimates(self.trace, self.run)
         if not graphs:
-            return f'<p class="faint">Not compared. {text(WORDS["tensors"].absent)}</p>'
+            return markup('<p class="faint">Not compared. {}</p>', WORDS["tensors"].absent)
         columns = [Column("Graph")]
         columns += [Column(name, is_number=True) for name in ("Ranks", "Fastest", "Rank", "Slowest", "Rank", "Apart")]
         rows = [
@@ -163,7 +168,7 @@ class _Landing:
             )
             for graph in graphs
         ]
-        about = "<p>Estimated by the compiler, not measured. Fast ranks wait for slow ones.</p>"
+        about = markup("<p>Estimated by the compiler, not measured. Fast ranks wait for slow ones.</p>")
         return about + table(self.later, "estimates", columns, rows)
 
 
@@ -171,10 +176,14 @@ def _milliseconds(nanoseconds: float) -> str:
     return f"{nanoseconds / 1e6:.3f} ms"
 
 
-def _file_list(folder: Path, names: Sequence[str]) -> str:
-    items = "".join(
-        f"<li>{link(name, f'<code>{name}</code>')} "
-        f'<span class="faint">{n_bytes_phrase(os.path.getsize(folder / name))}</span>: {text(_FILES[name])}</li>'
+def _file_list(folder: Path, names: Sequence[str]) -> Html:
+    items = joined(
+        markup(
+            '<li>{} <span class="faint">{}</span>: {}</li>',
+            link(name, markup("<code>{}</code>", name)),
+            n_bytes_phrase(os.path.getsize(folder / name)),
+            _FILES[name],
+        )
         for name in names
     )
-    return f"<ul>{items}</ul>"
+    return markup("<ul>{}</ul>", items)

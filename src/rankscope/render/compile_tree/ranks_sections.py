@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rankscope.model.finding import format_duration, ranks_phrase
-from rankscope.model.rank_groups import Aspect, RankGroup
 from rankscope.render.compile_tree.page_data import Totals
 from rankscope.render.compile_tree.ranks_words import WORDS, Place, alike_phrase, difference_phrase, steps_phrase
-from rankscope.render.html import text
+from rankscope.render.html import Html, joined, markup, text
 from rankscope.render.listing import Column, Later, cell, row, table
+from rankscope.render.rank_groups import Aspect, RankGroup
 
 Groups = Mapping[Aspect, Sequence[RankGroup]]
 _NUMBERS = ("Compilations", "Compile time", "Recompilations", "Graph breaks", "Cache hits", "Cache misses")
@@ -35,26 +35,30 @@ def apart_phrase(groups: Groups) -> str:
     return "the ranks differ" if split else ""
 
 
-def difference(aspect: Aspect, groups: Sequence[RankGroup], n_ranks: int, place: Place, heading: str = "h3") -> str:
+def difference(aspect: Aspect, groups: Sequence[RankGroup], n_ranks: int, place: Place, heading: str = "h3") -> Html:
     words = WORDS[aspect]
-    title = f"<{heading}>{text(words.title)}</{heading}>"
+    title = markup("<{}>{}</{}>", heading, words.title, heading)
     if not groups:
-        return f'{title}<p class="faint">Not compared. {text(words.absent)}</p>'
+        return markup('{}<p class="faint">Not compared. {}</p>', title, words.absent)
     if len(groups) == 1:
-        return f"{title}<p>{text(alike_phrase(aspect, groups[0], n_ranks))}</p>"
+        return markup("{}<p>{}</p>", title, alike_phrase(aspect, groups[0], n_ranks))
     said = {group.letter: difference_phrase(aspect, groups, group, place) for group in groups[1:]}
-    items = "".join(
-        f"<li><b>{group.letter}</b> {text(ranks_phrase(group.ranks))}, {text(steps_phrase(aspect, group))}"
-        + (f": {text(said[group.letter])}" if group.letter in said else "")
-        + "</li>"
+    items = joined(
+        markup(
+            "<li><b>{}</b> {}, {}{}</li>",
+            group.letter,
+            ranks_phrase(group.ranks),
+            steps_phrase(aspect, group),
+            f": {said[group.letter]}" if group.letter in said else "",
+        )
         for group in groups
     )
-    return f"{title}<p>{text(words.harm)}</p><ul>{items}</ul>"
+    return markup("{}<p>{}</p><ul>{}</ul>", title, words.harm, items)
 
 
 def rank_table(
     later: Later, name: str, ranks: Sequence[RankTotals], groups: Groups, shown: Callable[[RankTotals], str], n: int
-) -> str:
+) -> Html:
     """`shown` gives a rank's name as HTML; `n` rows are shown at first."""
     split = [aspect for aspect, own in groups.items() if len(own) > 1]
     letters = {aspect: {rank: group.letter for group in groups[aspect] for rank in group.ranks} for aspect in split}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rankscope.model.finding import count_noun, ranks_phrase
-from rankscope.model.rank_groups import Aspect, Difference, RankGroup, Step, first_difference
+from rankscope.render.rank_groups import Aspect, Difference, RankGroup, Step, first_difference
 
 IDS_NAMED = 4
 Place = Callable[[int, str], str]  # rank and compile id -> `[0/1] (forward, model.py:12)`

@@ -17,7 +17,7 @@ from rankscope.model.artifact_names import other_spelling
 from rankscope.model.finding import Report
 from rankscope.model.tables import Trace
 from rankscope.render.compile_tree.outputs import TreeOptions
-from rankscope.render.html import asset, digest, text
+from rankscope.render.html import asset, digest, markup
 from rankscope.render.listing import n_bytes_phrase
 
 STYLES = ("code.css", "pack.css")
@@ -27,9 +27,9 @@ MAX_LOG_BYTES = 32_000_000  # a larger log would make up most of the page, and w
 _CHUNK = 3 << 18  # divisible by three, as base64 likes it
 _POLICY = re.compile(rb'(<meta http-equiv="Content-Security-Policy" content=")([^"]*)"')
 _HASH = re.compile(rb"'sha256-[A-Za-z0-9+/=]+'")
-_PANE = """<div class="pane" id="pane" role="dialog" aria-modal="true" aria-label="File of the report" hidden>
+_PANE = markup("""<div class="pane" id="pane" role="dialog" aria-modal="true" aria-label="File of the report" hidden>
 <header><b></b><a download>Download</a><button type="button">Close</button></header><div class="content"></div></div>
-"""
+""")
 
 
 class Pack(Protocol):
@@ -109,13 +109,13 @@ def _write_page(folder: Path, names: list[str], target: BinaryIO) -> None:
     policy = _policy(folder, names, style, script)
     head = _POLICY.sub(rb"\g<1>" + policy + b'"', index, count=1).rpartition(b"</body>")[0]
     target.write(head)
-    target.write(f"<style>{style}</style>\n{_PANE}".encode())
+    target.write(markup("<style>{}</style>\n{}", style, _PANE).encode())
     for name in names:
         if name != "index.html":
-            target.write(f'<script type="text/plain" data-file="{text(name)}">'.encode("utf-8", "replace"))
+            target.write(markup('<script type="text/plain" data-file="{}">', name).encode("utf-8", "replace"))
             _write_packed(folder / name, target)
             target.write(b"</script>\n")
-    target.write(f"<script>{script}</script>\n</body>\n</html>\n".encode())
+    target.write(markup("<script>{}</script>\n</body>\n</html>\n", script).encode())
 
 
 def _policy(folder: Path, names: list[str], style: str, script: str) -> bytes:

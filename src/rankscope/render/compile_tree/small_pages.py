@@ -9,9 +9,9 @@ import msgspec
 
 from rankscope.model.finding import count_noun
 from rankscope.render.compile_tree.outputs import NOT_JSON
-from rankscope.render.html import page, page_frame, text, text_bytes
+from rankscope.render.html import Html, joined, markup, page, page_frame, text_bytes
 
-BACK = '<p><a href="../index.html">Back to the report</a></p>'
+BACK = markup('<p><a href="../index.html">Back to the report</a></p>')
 _CPP_SIGNS = (b"#include", b"extern ", b"//", b"/*")
 
 
@@ -19,7 +19,7 @@ def code_page(title: str, code: bytes) -> bytes:
     """The browser colors it: that is where tlparse spends nine tenths of its time."""
     before, behind = page_frame(title, ("page.css", "code.css"), ("code.js",))
     language = b"cpp" if code.lstrip().startswith(_CPP_SIGNS) else b"python"
-    head = f"{before}{BACK}<h1>{text(title)}</h1>\n".encode("utf-8", "replace")
+    head = markup("{}{}<h1>{}</h1>\n", before, BACK, title).encode("utf-8", "replace")
     # A newline directly behind <pre> is not part of the text.
     opening = b'<pre class="code" data-language="' + language + b'">\n'
     return b"".join((head, opening, text_bytes(code), b"</pre>\n", behind.encode()))
@@ -28,12 +28,16 @@ def code_page(title: str, code: bytes) -> bytes:
 def source_page(name: str, source: bytes) -> bytes:
     """Source that exists in no file. Stacks point at its lines: #L12."""
     lines = source.decode("utf-8", "replace").split("\n")
-    numbered = "\n".join(
-        f'<span class="line" id="L{number}" data-n="{number}">{text(line)}</span>'
+    numbered = joined(
+        markup('<span class="line" id="L{}" data-n="{}">{}</span>', number, number, line)
         for number, line in enumerate(lines, start=1)
     )
     # The line's element is a block, so the newlines between them must not be shown a second time.
-    body = [BACK, f"<h1>{text(name)}</h1>", '<pre class="code numbered">' + numbered.replace("\n", "") + "</pre>"]
+    body = [
+        BACK,
+        markup("<h1>{}</h1>", name),
+        markup('<pre class="code numbered">{}</pre>', numbered),
+    ]
     return page(name, body, ("page.css", "code.css")).encode("utf-8", "replace")
 
 
@@ -49,20 +53,31 @@ def guards_page(label: str, payload: bytes) -> bytes:
     try:
         guards = msgspec.json.decode(payload, type=list[Guard])
     except NOT_JSON:
-        body = [BACK, f"<h1>{text(title)}</h1>", "<p>The log has no JSON for these guards; here is the text.</p>"]
-        return page(title, [*body, f"<pre>{text(payload.decode('utf-8', 'replace'))}</pre>"]).encode("utf-8", "replace")
-    items = "\n".join(f"<li>{_guard(guard)}</li>" for guard in guards)
-    body = [BACK, f"<h1>{text(title)}</h1>", f"<p>{count_noun(len(guards), 'guard')}.</p>", f"<ol>{items}</ol>"]
+        body = [
+            BACK,
+            markup("<h1>{}</h1>", title),
+            markup("<p>The log has no JSON for these guards; here is the text.</p>"),
+        ]
+        return page(title, [*body, markup("<pre>{}</pre>", payload.decode("utf-8", "replace"))]).encode(
+            "utf-8", "replace"
+        )
+    items = joined((markup("<li>{}</li>", _guard(guard)) for guard in guards), "\n")
+    body = [
+        BACK,
+        markup("<h1>{}</h1>", title),
+        markup("<p>{}.</p>", count_noun(len(guards), "guard")),
+        markup("<ol>{}</ol>", items),
+    ]
     return page(title, body).encode("utf-8", "replace")
 
 
-def _guard(guard: Guard) -> str:
+def _guard(guard: Guard) -> Html:
     stacks = [
-        f"<details><summary>{name}</summary><pre>{text(_frames(stack))}</pre></details>"
+        markup("<details><summary>{}</summary><pre>{}</pre></details>", name, _frames(stack))
         for name, stack in (("Your code", guard.user_stack), ("Stack", guard.stack))
         if stack
     ]
-    return f"<code>{text(guard.code)}</code>" + "".join(stacks)
+    return markup("<code>{}</code>", guard.code) + joined(stacks)
 
 
 def _frames(stack: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rankscope.render.compile_tree.page_data import STATUS_WORDS, Compilation, Row
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup
 from rankscope.render.listing import Later, fold, listed
 
 MAX_OPEN_NODES = 1500  # beyond this the branches below the first fork are put in when they are opened
@@ -26,10 +26,16 @@ class Node:
     children: dict[Place, Node] = field(default_factory=dict)
 
 
-def chip(compilation: Compilation) -> str:
+def chip(compilation: Compilation) -> Html:
     words = STATUS_WORDS.get(compilation.status, "")
     kind = f"chip {compilation.status}".rstrip()
-    return f'<a class="{kind}" href="#{text(compilation.anchor)}" title="{text(words)}">{text(compilation.label)}</a>'
+    return markup(
+        '<a class="{}" href="#{}" title="{}">{}</a>',
+        kind,
+        compilation.anchor,
+        words,
+        compilation.label,
+    )
 
 
 def trie_of(stacks: Iterable[tuple[Sequence[Row], str]]) -> tuple[Node, int]:
@@ -49,16 +55,16 @@ def trie_of(stacks: Iterable[tuple[Sequence[Row], str]]) -> tuple[Node, int]:
     return root, n_nodes
 
 
-def trie_html(name: str, stacks: Iterable[tuple[Sequence[Row], str]], base: str, later: Later) -> str:
+def trie_html(name: str, stacks: Iterable[tuple[Sequence[Row], Html]], base: str, later: Later) -> Html:
     """Empty without stacks; `name` is unique in the page."""
     return drawn_trie(name, *trie_of(stacks), base, later)
 
 
-def drawn_trie(name: str, root: Node, n_nodes: int, base: str, later: Later) -> str:
+def drawn_trie(name: str, root: Node, n_nodes: int, base: str, later: Later) -> Html:
     if not n_nodes:
-        return ""
+        return NOTHING
     drawn = _Drawing(name, base, later, n_nodes > MAX_OPEN_NODES).branches(root, 0)
-    return f'<div class="trie">{drawn}</div>'
+    return markup('<div class="trie">{}</div>', drawn)
 
 
 class _Drawing:
@@ -69,7 +75,7 @@ class _Drawing:
         self.is_large = is_large
         self._n_lists = 0
 
-    def branches(self, node: Node, level: int) -> str:
+    def branches(self, node: Node, level: int) -> Html:
         """What follows a frame: a list of calls, indented only where stacks part."""
         if level > MAX_LEVELS:
             items = [self._frame(each) for each in _below(node)]
@@ -77,18 +83,18 @@ class _Drawing:
             items = [item for child in node.children.values() for item in self._branch(child, level)]
         return self._list(items)
 
-    def _list(self, items: Sequence[str]) -> str:
+    def _list(self, items: Sequence[Html]) -> Html:
         self._n_lists += 1
         return listed(self.later, "ul", f"{self.name}-{self._n_lists}", items, BRANCHES_SHOWN)
 
-    def _branch(self, node: Node, level: int) -> Iterator[str]:
+    def _branch(self, node: Node, level: int) -> Iterator[Html]:
         if not node.label:
             yield from self._chain(node, level)
             return
         body = self._list([*self._chain(node, level)])
-        yield f'<li class="branch">{fold(node.label, body, is_open=True)}</li>'
+        yield markup('<li class="branch">{}</li>', fold(node.label, body, is_open=True))
 
-    def _chain(self, node: Node, level: int) -> Iterator[str]:
+    def _chain(self, node: Node, level: int) -> Iterator[Html]:
         """Calls that follow each other without a fork are listed below each other; the last one may have branches."""
         while len(node.children) == 1:
             [following] = node.children.values()
@@ -101,30 +107,34 @@ class _Drawing:
             return
         later = self.later if self.is_large and level > 0 else None
         body = self.branches(node, level + 1)
-        yield f'<li class="fork">{fold(self._line(node), body, later=later, is_open=True)}</li>'
+        yield markup('<li class="fork">{}</li>', fold(self._line(node), body, later=later, is_open=True))
 
-    def _frame(self, node: Node) -> str:
-        kind = "" if node.is_user or node.chips else ' class="foreign"'
-        return f"<li{kind}>{self._line(node)}</li>"
+    def _frame(self, node: Node) -> Html:
+        kind = NOTHING if node.is_user or node.chips else markup(' class="foreign"')
+        return markup("<li{}>{}</li>", kind, self._line(node))
 
-    def _line(self, node: Node) -> str:
+    def _line(self, node: Node) -> Html:
         file, line, function = node.place
         shown = file.removeprefix(self.base) if self.base else file
         shown += f":{line}" if line else ""  # a library's frame has none
-        code = f' <code class="source">{text(node.code)}</code>' if node.code else ""
-        return (
-            f'<span class="frame{"" if node.is_user else " faint"}"><b>{text(function)}</b> '
-            f'<span class="place">{text(shown)}</span>{code}</span>{_chips(node.chips)}'
+        code = markup(' <code class="source">{}</code>', node.code) if node.code else NOTHING
+        return markup(
+            '<span class="frame{}"><b>{}</b> <span class="place">{}</span>{}</span>{}',
+            "" if node.is_user else " faint",
+            function,
+            shown,
+            code,
+            _chips(node.chips),
         )
 
 
-def _chips(chips: list[str]) -> str:
+def _chips(chips: list[str]) -> Html:
     if not chips:
-        return ""
-    shown = " ".join(chips[:CHIPS_SHOWN])
+        return NOTHING
+    shown = joined(chips[:CHIPS_SHOWN], " ")
     if chips[CHIPS_SHOWN:]:
-        shown += fold(f"{len(chips) - CHIPS_SHOWN:,} more", " ".join(chips[CHIPS_SHOWN:]))
-    return f'<span class="chips">{shown}</span>'
+        shown += fold(f"{len(chips) - CHIPS_SHOWN:,} more", joined(chips[CHIPS_SHOWN:], " "))
+    return markup('<span class="chips">{}</span>', shown)
 
 
 def _below(node: Node) -> Iterator[Node]:

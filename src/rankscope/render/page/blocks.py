@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from rankscope.model.tables import Array
-from rankscope.render.html import text
+from rankscope.render.html import Html, markup
 
 _ALIGNMENT = 8  # JavaScript refuses a typed array that begins elsewhere
 
@@ -64,9 +64,9 @@ class Blocks:
         self.makers.pop(name, None)
         self.packed.pop(name, None)
 
-    def html(self, name: str) -> str:
+    def html(self, name: str) -> Html:
         """Base64 has nothing that could end the element early."""
         if self.is_served:
-            return f'<script type="text/plain" data-block="{text(name)}" data-from="data/{text(name)}"></script>\n'
+            return markup('<script type="text/plain" data-block="{}" data-from="data/{}"></script>\n', name, name)
         data = base64.b64encode(self.get(name)).decode()
-        return f'<script type="text/plain" data-block="{text(name)}">{data}</script>\n'
+        return markup('<script type="text/plain" data-block="{}">{}</script>\n', name, data)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rankscope.model.finding import Finding, finding_anchors
-from rankscope.render.html import text
+from rankscope.render.html import Html, joined, markup
 from rankscope.render.page.contents import Contents
 
 _FEW = 8  # a finding on most ranks marks none of them
@@ -15,17 +15,16 @@ _FAMILIES = ("S", "P", "X")
 
 
 class Marks(NamedTuple):
-    of_rank: Mapping[int, str]  # links to findings, as HTML
+    of_rank: Mapping[int, Html]  # links to findings
     of_step: Mapping[int, Sequence[tuple[str, str]]]  # code and anchor of the findings
-    all: str  # links to all findings that are about time
+    all: Html  # links to all findings that are about time
 
-    def label(self, rank: int) -> str:
-        flag = self.of_rank.get(rank, "")
-        return f"{flag} rank {rank}" if flag else f"rank {rank}"
+    def label(self, rank: int, word: str = "rank ") -> Html:
+        return joined(filter(None, (self.of_rank.get(rank), f"{word}{rank}")), " ")
 
 
 def marks_of(contents: Contents) -> Marks:
-    of_rank: dict[int, list[str]] = defaultdict(list)
+    of_rank: dict[int, list[Html]] = defaultdict(list)
     of_step: dict[int, list[tuple[str, str]]] = defaultdict(list)
     links = []
     findings = contents.report.findings
@@ -38,11 +37,11 @@ def marks_of(contents: Contents) -> Marks:
                 of_rank[rank].append(finding_link(anchor, finding))
         for step in steps_of(finding):
             of_step[step].append((finding.code, anchor))
-    return Marks({rank: " ".join(each) for rank, each in of_rank.items()}, of_step, " ".join(links))
+    return Marks({rank: joined(each, " ") for rank, each in of_rank.items()}, of_step, joined(links, " "))
 
 
-def finding_link(anchor: str, finding: Finding) -> str:
-    return f'<a class="code" href="#{text(anchor)}">{text(finding.code)}</a>'
+def finding_link(anchor: str, finding: Finding) -> Html:
+    return markup('<a class="code" href="#{}">{}</a>', anchor, finding.code)
 
 
 def steps_of(finding: Finding) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope.model.database import database
 from rankscope.model.finding import count_noun
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup
 from rankscope.render.listing import Column, fold, table
 from rankscope.render.page.contents import Contents
 
@@ -15,9 +15,8 @@ WORST = 20  # bars of a chart, and rows that a table shows at first
 MAX_ROWS = 200  # of a table: 16,384 ranks would fill the page
 
 
-def section(anchor: str, title: str, said: str, *content: str) -> str:
-    """`said` is plain text, the content HTML."""
-    return f'<h3 id="{anchor}">{text(title)}</h3><p>{text(said)}</p>' + "".join(content)
+def section(anchor: str, title: str, said: str, *content: Html) -> Html:
+    return markup('<h3 id="{}">{}</h3><p>{}</p>', anchor, title, said) + joined(content)
 
 
 def rows_of(contents: Contents, needed: str, sql: str) -> list[tuple[Any, ...]]:
@@ -26,18 +25,18 @@ def rows_of(contents: Contents, needed: str, sql: str) -> list[tuple[Any, ...]]:
     return database(contents.trace).execute(sql).fetchall()
 
 
-def table_below(contents: Contents, name: str, columns: Sequence[Column], rows: Sequence[str], about: str) -> str:
+def table_below(contents: Contents, name: str, columns: Sequence[Column], rows: Sequence[Html], about: str) -> Html:
     """The numbers of a chart, folded: plain rows for keyboards, screen readers and search, the worst first."""
     shown = table(contents.later, name, columns, rows, WORST)
-    return fold(f"{text(about)} as a table", shown, kind="rows") if rows else ""
+    return fold(f"{about} as a table", shown, kind="rows") if rows else NOTHING
 
 
-def more_rows(n_rows: int, noun: str, command: str) -> str:
+def more_rows(n_rows: int, noun: str, command: str) -> Html:
     """What a table leaves out, and where it is."""
     if n_rows <= MAX_ROWS:
-        return ""
+        return NOTHING
     said = f"The table has the first {MAX_ROWS} of {count_noun(n_rows, noun)}. For all of them:"
-    return f'<p class="faint">{text(said)} <code>{text(command)}</code></p>'
+    return markup('<p class="faint">{} <code>{}</code></p>', said, command)
 
 
 def shortened(name: str, limit: int) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.model.tables import Array
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup
 from rankscope.render.page.chart_scale import Unit, tick_texts, ticks, whole_ticks
 
 MAX_MARKS = 2_000  # more elements make a page slow; above that a canvas draws
@@ -31,7 +31,7 @@ class Segment(NamedTuple):
 
 
 class Bar(NamedTuple):
-    label: str  # HTML
+    label: str
     segments: Sequence[Segment]
     note: str = ""  # behind the bar
     rank: int | None = None  # for links to it
@@ -41,61 +41,68 @@ class Key(NamedTuple):
     """An entry of a legend."""
 
     kind: str
-    said: str  # HTML
+    said: str
 
 
-def figure(name: str, label: str, body: str, legend: Sequence[Key] = ()) -> str:
+def figure(name: str, label: str, body: Html, legend: Sequence[Key] = ()) -> Html:
     """`label` says what is seen; arrow keys go from mark to mark once the figure has the focus."""
-    keys = "".join(f'<span class="{key.kind}">{key.said}</span>' for key in legend)
-    shown = f'<p class="legend">{keys}</p>' if legend else ""
-    return (
-        f'<figure class="chart" id="{name}" tabindex="0" role="group" aria-label="{text(label)}">{shown}{body}</figure>'
+    keys = joined(markup('<span class="{}">{}</span>', key.kind, key.said) for key in legend)
+    shown = markup('<p class="legend">{}</p>', keys) if legend else NOTHING
+    return markup(
+        '<figure class="chart" id="{}" tabindex="0" role="group" aria-label="{}">{}{}</figure>',
+        name,
+        label,
+        shown,
+        body,
     )
 
 
 # Bars
 
 
-def bars(rows: Sequence[Bar], unit: Unit, longest: float = 0.0) -> str:
+def bars(rows: Sequence[Bar], unit: Unit, longest: float = 0.0) -> Html:
     """One below the other, all from the same zero; the axis ends at the longest unless `end` is given."""
     end = longest or max((sum(segment.value for segment in bar.segments) for bar in rows), default=0.0) or 1.0
     rounds = ticks(0, end / unit.size, 6)
     at = [tick * unit.size for tick in rounds]
-    grid = "".join(
-        f'<line class="grid" x1="{_percent(tick / end)}" x2="{_percent(tick / end)}" y2="100%"/>' for tick in at
+    grid = joined(
+        markup('<line class="grid" x1="{}" x2="{}" y2="100%"/>', _percent(tick / end), _percent(tick / end))
+        for tick in at
     )
     axis = _tick_texts([(tick / end, said) for tick, said in zip(at, tick_texts(rounds, unit), strict=True)])
     return (
-        '<div class="hbars">'
-        + "".join(_bar(bar, end, grid) for bar in rows)
-        + f'<span></span><svg class="axis" height="18" aria-hidden="true">{axis}</svg><span></span></div>'
+        markup('<div class="hbars">')
+        + joined(_bar(bar, end, grid) for bar in rows)
+        + markup('<span></span><svg class="axis" height="18" aria-hidden="true">{}</svg><span></span></div>', axis)
     )
 
 
-def _bar(bar: Bar, end: float, grid: str) -> str:
+def _bar(bar: Bar, end: float, grid: str) -> Html:
     marks, start = [], 0.0
     for segment in bar.segments:
         share = max(0.0, segment.value) / end
         if share > 0:
             marks.append(_segment(segment, start, share))
             start += share
-    rank = "" if bar.rank is None else f' data-rank="{bar.rank}"'
-    track = f'<svg class="track" height="{_BAR_HEIGHT}">{grid}{"".join(marks)}</svg>'
-    return f'<span class="of"{rank}>{bar.label}</span>{track}<span class="num">{text(bar.note)}</span>'
+    rank = NOTHING if bar.rank is None else markup(' data-rank="{}"', bar.rank)
+    track = markup('<svg class="track" height="{}">{}{}</svg>', _BAR_HEIGHT, grid, joined(marks))
+    return markup('<span class="of"{}>{}</span>{}<span class="num">{}</span>', rank, bar.label, track, bar.note)
 
 
-def _segment(segment: Segment, start: float, share: float) -> str:
-    rect = f'<rect class="{segment.kind}" x="{_percent(start)}" width="{_percent(share)}" height="100%"/>'
+def _segment(segment: Segment, start: float, share: float) -> Html:
+    rect = markup('<rect class="{}" x="{}" width="{}" height="100%"/>', segment.kind, _percent(start), _percent(share))
     said = ""
     if segment.said and share * 100 >= _WIDE_ENOUGH:
-        said = f'<text x="{_percent(start + share / 2)}" y="12">{text(segment.said)}</text>'
-    return f'<g class="mark"><title>{text(segment.title)}</title>{rect}{said}</g>'
+        said = markup('<text x="{}" y="12">{}</text>', _percent(start + share / 2), segment.said)
+    return markup('<g class="mark"><title>{}</title>{}{}</g>', segment.title, rect, said)
 
 
-def meter(share: float, kind: str = "") -> str:
+def meter(share: float, kind: str = "") -> Html:
     """A share of one, for a cell of a table."""
-    rect = f'<rect class="{kind or "computation"}" width="{_percent(min(1.0, max(0.0, share)))}" height="100%"/>'
-    return f'<svg class="meter" width="60" height="8" aria-hidden="true">{rect}</svg>'
+    rect = markup(
+        '<rect class="{}" width="{}" height="100%"/>', kind or "computation", _percent(min(1.0, max(0.0, share)))
+    )
+    return markup('<svg class="meter" width="60" height="8" aria-hidden="true">{}</svg>', rect)
 
 
 # Lines
@@ -136,38 +143,48 @@ class LineChart(NamedTuple):
     least_span: float = 0.0  # of the axis: small differences must not look like large ones
 
 
-def lines(chart: LineChart) -> str:
+def lines(chart: LineChart) -> Html:
     low, high = _range([*(line.values for line in chart.lines), *_lows(chart), *_bounds(chart.bands)], chart.least_span)
     places = _places(chart.x)
-    body = "".join(_band(band, places, low, high) for band in chart.bands)
-    body += "".join(_line(line, places, low, high) for line in chart.lines)
+    body = joined(_band(band, places, low, high) for band in chart.bands)
+    body += joined(_line(line, places, low, high) for line in chart.lines)
     rounds = ticks(low / chart.unit.size, high / chart.unit.size, 4)
     at = [tick * chart.unit.size for tick in rounds]
     heights = [(1 - (tick - low) / (high - low)) * 100 for tick in at]
-    grid = "".join(f'<line class="grid" x2="100%" y1="{height:.4g}%" y2="{height:.4g}%"/>' for height in heights)
-    labels = "".join(
-        f'<text x="100%" y="{height:.4g}%" dy=".35em" text-anchor="end">{text(said)}</text>'
+    grid = joined(
+        markup('<line class="grid" x2="100%" y1="{:.4g}%" y2="{:.4g}%"/>', height, height) for height in heights
+    )
+    labels = joined(
+        markup('<text x="100%" y="{:.4g}%" dy=".35em" text-anchor="end">{}</text>', height, said)
         for said, height in zip(tick_texts(rounds, chart.unit), heights, strict=True)
     )
-    plot = (
-        f'<svg class="plot" height="{_LINE_HEIGHT}">{grid}'
-        f'<svg viewBox="0 0 1000 100" preserveAspectRatio="none" width="100%" height="100%">{body}</svg>'
-        f"{_hits(places, chart.titles)}{_flags(chart, places)}</svg>"
+    plot = markup(
+        '<svg class="plot" height="{}">{}'
+        '<svg viewBox="0 0 1000 100" preserveAspectRatio="none" width="100%" height="100%">{}</svg>'
+        "{}{}</svg>",
+        _LINE_HEIGHT,
+        grid,
+        body,
+        _hits(places, chart.titles),
+        _flags(chart, places),
     )
-    return (
-        f'<div class="xy"><svg class="y" height="{_LINE_HEIGHT}" aria-hidden="true">{labels}</svg>{plot}'
-        f"<span></span>{step_axis(chart.x, places, chart.x_name)}</div>"
+    return markup(
+        '<div class="xy"><svg class="y" height="{}" aria-hidden="true">{}</svg>{}<span></span>{}</div>',
+        _LINE_HEIGHT,
+        labels,
+        plot,
+        step_axis(chart.x, places, chart.x_name),
     )
 
 
-def step_axis(x: Array, places: Array, name: str) -> str:
+def step_axis(x: Array, places: Array, name: str) -> Html:
     """Ticks at whole numbers; a name behind the last one."""
     first, last = int(x[0]), int(x[-1])
     at = [tick for tick in whole_ticks(first, last) if first <= tick <= last]
     positions = np.interp(at, x, places) if len(x) > 1 else [0.5] * len(at)
     shown = [(float(position), f"{tick:,}") for position, tick in zip(positions, at, strict=True)]
-    named = f'<text x="50%" y="27">{text(name)}</text>'
-    return f'<svg class="axis" height="30" aria-hidden="true">{_tick_texts(shown)}{named}</svg>'
+    named = markup('<text x="50%" y="27">{}</text>', name)
+    return markup('<svg class="axis" height="30" aria-hidden="true">{}{}</svg>', _tick_texts(shown), named)
 
 
 def _places(x: Array) -> Array:
@@ -202,11 +219,11 @@ def _bounds(bands: Sequence[Band]) -> Iterator[Array]:
         yield from (band.low, band.high)
 
 
-def _line(line: Line, places: Array, low: float, high: float) -> str:
+def _line(line: Line, places: Array, low: float, high: float) -> Html:
     """One path, interrupted where values are missing, unless gaps are joined. A single value is drawn as a dot."""
     finite = np.isfinite(line.values)
     if not finite.any():
-        return ""
+        return NOTHING
     parts = []
     for run in [np.flatnonzero(finite)] if line.joins_gaps else _runs(finite):
         x, y = places[run] * 1000, _heights(line.values[run], low, high)
@@ -219,17 +236,17 @@ def _line(line: Line, places: Array, low: float, high: float) -> str:
             ]
         parts.append("M" + points[0] + ("h0" if len(points) == 1 else "L" + " ".join(points[1:])))
     dot = " dot" if np.count_nonzero(finite) == 1 else ""
-    return f'<path class="line {line.kind}{dot}" d="{"".join(parts)}"/>'
+    return markup('<path class="line {}{}" d="{}"/>', line.kind, dot, "".join(parts))
 
 
-def _band(band: Band, places: Array, low: float, high: float) -> str:
+def _band(band: Band, places: Array, low: float, high: float) -> Html:
     parts = []
     for run in _runs(np.isfinite(band.low) & np.isfinite(band.high)):
         x = (places[run] * 1000).tolist()
         above = zip(x, _heights(band.high[run], low, high).tolist(), strict=True)
         below = zip(x[::-1], _heights(band.low[run], low, high).tolist()[::-1], strict=True)
         parts.append("M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in (*above, *below)) + "Z")
-    return f'<path class="band {band.kind}" d="{"".join(parts)}"/>' if parts else ""
+    return markup('<path class="band {}" d="{}"/>', band.kind, "".join(parts)) if parts else NOTHING
 
 
 def _heights(values: Array, low: float, high: float) -> Array:
@@ -243,78 +260,100 @@ def _runs(wanted: Array) -> list[slice]:
     return [slice(int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def _hits(places: Array, titles: Sequence[str]) -> str:
+def _hits(places: Array, titles: Sequence[str]) -> Html:
     """A column for each x, invisible until the pointer is over it."""
     middles = (places[1:] + places[:-1]) / 2
     edges = np.concatenate(([0.0], middles, [1.0])).tolist()
-    return "".join(
-        f'<rect class="mark hit" x="{_percent(start)}" width="{_percent(end - start)}" height="100%">'
-        f"<title>{text(title)}</title></rect>"
+    return joined(
+        markup(
+            '<rect class="mark hit" x="{}" width="{}" height="100%"><title>{}</title></rect>',
+            _percent(start),
+            _percent(end - start),
+            title,
+        )
         for start, end, title in zip(edges[:-1], edges[1:], titles, strict=True)
     )
 
 
-def _flags(chart: LineChart, places: Array) -> str:
+def _flags(chart: LineChart, places: Array) -> Html:
     drawn = []
     # A single value has no before and after, and a series may end before what the flag is about.
     shown = [flag for flag in chart.flags if len(chart.x) > 1 and chart.x[0] <= flag.x <= chart.x[-1]]
     for number, flag in enumerate(shown):
         place = float(np.interp(flag.x, chart.x, places))
         anchor = "end" if place > 0.9 else "start"
-        where = f'x="{_percent(place)}" dx="{-4 if place > 0.9 else 4}" y="{11 + 12 * (number % 4)}"'
-        said = f'<text {where} text-anchor="{anchor}">{text(flag.said)}</text>'
+        where = markup('x="{}" dx="{}" y="{}"', _percent(place), -4 if place > 0.9 else 4, 11 + 12 * (number % 4))
+        said = markup('<text {} text-anchor="{}">{}</text>', where, anchor, flag.said)
         drawn.append(
-            f'<g class="flag {flag.kind}"><title>{text(flag.title)}</title>'
-            f'<line x1="{_percent(place)}" x2="{_percent(place)}" y2="100%"/>'
-            + (f'<a href="#{text(flag.link)}">{said}</a>' if flag.link else said)
-            + "</g>"
+            markup(
+                '<g class="flag {}"><title>{}</title><line x1="{}" x2="{}" y2="100%"/>',
+                flag.kind,
+                flag.title,
+                _percent(place),
+                _percent(place),
+            )
+            + (markup('<a href="#{}">{}</a>', flag.link, said) if flag.link else said)
+            + markup("</g>")
         )
-    return "".join(drawn)
+    return joined(drawn)
 
 
 # Strips
 
 
 class Lane(NamedTuple):
-    label: str  # HTML
+    label: str
     spans: Sequence[tuple[float, float, Segment]]  # from, to (in the unit of the strip), what
     rank: int | None = None
 
 
-def strips(lanes: Sequence[Lane], unit: Unit, length: float, edges: Sequence[float] = ()) -> str:
+def strips(lanes: Sequence[Lane], unit: Unit, length: float, edges: Sequence[float] = ()) -> Html:
     """Lanes over one axis of time that starts at zero; edges are lines through all of them, such as ends of steps."""
     length = length or 1.0
-    cuts = "".join(
-        f'<line class="edge" x1="{_percent(at / length)}" x2="{_percent(at / length)}" y2="100%"/>' for at in edges
+    cuts = joined(
+        markup('<line class="edge" x1="{}" x2="{}" y2="100%"/>', _percent(at / length), _percent(at / length))
+        for at in edges
     )
     drawn = []
     for lane in lanes:
-        marks = "".join(
-            f'<rect class="mark {what.kind}" x="{_percent(start / length)}" width="{_percent((end - start) / length)}" '
-            f'height="100%"><title>{text(what.title)}</title></rect>'
+        marks = joined(
+            markup(
+                '<rect class="mark {}" x="{}" width="{}" height="100%"><title>{}</title></rect>',
+                what.kind,
+                _percent(start / length),
+                _percent((end - start) / length),
+                what.title,
+            )
             for start, end, what in lane.spans
         )
-        rank = "" if lane.rank is None else f' data-rank="{lane.rank}"'
+        rank = NOTHING if lane.rank is None else markup(' data-rank="{}"', lane.rank)
         drawn.append(
-            f'<span class="of"{rank}>{lane.label}</span><svg class="track" height="{_STRIP_HEIGHT}">{marks}{cuts}</svg>'
+            markup(
+                '<span class="of"{}>{}</span><svg class="track" height="{}">{}{}</svg>',
+                rank,
+                lane.label,
+                _STRIP_HEIGHT,
+                marks,
+                cuts,
+            )
         )
     rounds = ticks(0, length / unit.size, 6)
     said = tick_texts(rounds, unit)
     axis = _tick_texts([(tick * unit.size / length, each) for tick, each in zip(rounds, said, strict=True)])
-    below = f'<span></span><svg class="axis" height="18" aria-hidden="true">{axis}</svg>'
-    return f'<div class="lanes">{"".join(drawn)}{below}</div>'
+    below = markup('<span></span><svg class="axis" height="18" aria-hidden="true">{}</svg>', axis)
+    return markup('<div class="lanes">{}{}</div>', joined(drawn), below)
 
 
 # Shared
 
 
-def _tick_texts(at: Sequence[tuple[float, str]]) -> str:
+def _tick_texts(at: Sequence[tuple[float, str]]) -> Html:
     """The outermost ones lean inwards, so that nothing is cut off."""
     drawn = []
     for place, said in at:
         anchor = "start" if place < 0.02 else "end" if place > 0.98 else "middle"
-        drawn.append(f'<text x="{_percent(place)}" y="13" text-anchor="{anchor}">{text(said)}</text>')
-    return "".join(drawn)
+        drawn.append(markup('<text x="{}" y="13" text-anchor="{}">{}</text>', _percent(place), anchor, said))
+    return joined(drawn)
 
 
 def _percent(share: float) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rankscope.model.finding import Finding, count_noun, ranks_phrase
-from rankscope.model.rank_groups import Aspect, RankGroup, compile_runs, rank_groups
 from rankscope.render.compile_tree import index_sections as sections
 from rankscope.render.compile_tree.page_data import Compilation, Row
 from rankscope.render.compile_tree.ranks_sections import (
@@ -19,12 +18,13 @@ from rankscope.render.compile_tree.ranks_sections import (
 )
 from rankscope.render.compile_tree.ranks_words import WORDS
 from rankscope.render.compile_tree.stack_trie import chip
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup, text
 from rankscope.render.listing import Column, blocks, cell, fold, row, table
 from rankscope.render.page.compiling_files import embed, file_item, file_versions, outputs_of, records_with_text
 from rankscope.render.page.compiling_job import Classes, Job, rank_totals
 from rankscope.render.page.compiling_rows import JobView, fitting, row_bytes
 from rankscope.render.page.contents import Contents, View, absent, view
+from rankscope.render.rank_groups import Aspect, RankGroup, compile_runs, rank_groups
 
 Place = tuple[str, int | str]  # a file, and a line or a function of it
 ANCHOR = "compile"
@@ -39,7 +39,7 @@ ALL_FILES = "rankscope compile PATH -o report/"
 _COMPILATION_BYTES = 2_000  # about what one takes, its list of files included
 _RANK_BYTES = 280
 _LEVELS = {"critical": 0, "error": 1, "warning": 2, "info": 3, "debug": 4}
-_PANE = (
+_PANE = markup(
     '<dialog class="artifact" aria-labelledby="artifact-name"><header><b id="artifact-name"></b>'
     "<a download hidden>Download</a><button>Close</button></header><p></p><div></div></dialog>"
 )
@@ -54,7 +54,7 @@ def compiling_view(contents: Contents) -> View:
         return absent(ANCHOR, TITLE, "This capture has no torch.compile logs.", command)
     if not any(map(trace.has, _TABLES_WITH_CONTENT)):
         n_logs = count_noun(len(trace.table("compile_logs")), "log")
-        said = f'<p class="absent">Nothing was compiled: no compilations in {n_logs}.</p>'
+        said = markup('<p class="absent">Nothing was compiled: no compilations in {}.</p>', n_logs)
         return View(ANCHOR, TITLE, said, is_absent=True)
     made = _Compiling(contents)
     trace.derived[compile_anchor] = made.anchors()
@@ -129,7 +129,7 @@ class _Compiling:
             stays = set(map(id, kept))
             rows[:] = [entry for entry in rows if id(entry) in stays]
 
-    def body(self) -> str:
+    def body(self) -> Html:
         parts = [
             ("What the ranks did the same and differently", self._differences()),
             ("Failures", self._failures()),
@@ -141,8 +141,8 @@ class _Compiling:
             ("Ranks", self._ranks()),
             ("TORCH_LOGS messages", self._messages()),
         ]
-        shown = "".join(f"<h3>{text(title)}</h3>{body}" for title, body in parts if body)
-        return self._head() + shown + (_PANE if self.has_files else "")
+        shown = joined(markup("<h3>{}</h3>{}", title, body) for title, body in parts if body)
+        return self._head() + shown + (_PANE if self.has_files else NOTHING)
 
     def anchors(self) -> dict[Place, str]:
         """The compilation behind a line or a function: by its breaks, its guards, then the frame itself."""
@@ -159,15 +159,15 @@ class _Compiling:
                 found.setdefault((file, each.function), each.anchor)
         return found
 
-    def _head(self) -> str:
+    def _head(self) -> Html:
         told = totals_tiles(self.totals)
         if not self.job.is_traced:  # neither times nor caches
             told = [told[0], *told[2:4]]
-        tiles = "".join(
-            f"<div><dt>{noun}</dt><dd>{text(number)} <small>{text(detail)}</small></dd></div>"
+        tiles = joined(
+            markup("<div><dt>{}</dt><dd>{} <small>{}</small></dd></div>", noun, number, detail)
             for number, noun, detail in told
         )
-        return f'<p class="kicker">{text(" · ".join(self._known()))}</p><dl class="tiles">{tiles}</dl>'
+        return markup('<p class="kicker">{}</p><dl class="tiles">{}</dl>', joined(self._known(), " · "), tiles)
 
     def _known(self) -> Iterator[str]:
         job = self.job
@@ -180,29 +180,31 @@ class _Compiling:
         if job.cut_ranks:
             yield f"truncated logs: {ranks_phrase(job.cut_ranks)}"
 
-    def _differences(self) -> str:
+    def _differences(self) -> Html:
         n_ranks = len(compile_runs(self.contents.trace).get(self.job.run, ()))
         if n_ranks < 2:
-            return ""
+            return NOTHING
         groups = self._groups()
         split = {aspect: own for aspect, own in groups.items() if len(own) > 1}
-        said = "".join(self._difference(aspect, own, n_ranks) for aspect, own in split.items())
+        said = joined(self._difference(aspect, own, n_ranks) for aspect, own in split.items())
         if said:
-            said = f"<p>{text(_sentence(apart_phrase(groups)))}</p>{said}"
-        rest = "".join(
+            said = markup("<p>{}</p>{}", _sentence(apart_phrase(groups)), said)
+        rest = joined(
             difference(aspect, own, n_ranks, self._place, "h4") for aspect, own in groups.items() if aspect not in split
         )
         alike = [WORDS[aspect].title.lower() for aspect, own in groups.items() if len(own) == 1]
         title = f"The same on all: {'; '.join(alike)}" if alike else "Not compared"
-        return said + (fold(text(title), rest, kind="faint") if rest else "")
+        return said + (fold(text(title), rest, kind="faint") if rest else NOTHING)
 
     def _groups(self) -> dict[Aspect, tuple[RankGroup, ...]]:
         return {aspect: rank_groups(self.contents.trace, self.job.run, aspect) for aspect in WORDS}
 
-    def _difference(self, aspect: Aspect, groups: Sequence[RankGroup], n_ranks: int) -> str:
+    def _difference(self, aspect: Aspect, groups: Sequence[RankGroup], n_ranks: int) -> Html:
         said = difference(aspect, groups[:GROUPS_SHOWN], n_ranks, self._place, "h4")
         n_more = len(groups) - GROUPS_SHOWN
-        return said + (f'<p class="faint">{count_noun(n_more, "more group")} of ranks.</p>' if n_more > 0 else "")
+        return said + (
+            markup('<p class="faint">{} of ranks.</p>', count_noun(n_more, "more group")) if n_more > 0 else NOTHING
+        )
 
     def _place(self, rank: int, compile_id: str) -> str:
         same = [each for each in self.page.compilations if each.key[1] == compile_id]
@@ -211,7 +213,7 @@ class _Compiling:
             return f"[{compile_id}]"
         return f"{own.label} ({own.function}, {own.place.rsplit('/', 1)[-1]})"
 
-    def _failures(self) -> str:
+    def _failures(self) -> Html:
         failed = [each for each in self.page.compilations if each.fail]
         items = [self._failure(each) for each in sorted(failed, key=lambda each: (len(each.ranks), each.anchor))]
         quoted = {each.fail for each in failed}
@@ -228,13 +230,13 @@ class _Compiling:
             return said.partition("\n")[0]
         return said if len(said) <= MAX_FAIL else said[:MAX_FAIL] + " …"
 
-    def _failure(self, each: Compilation) -> str:
-        place = f'<span class="place">{text(self.page.shown(each.place))}</span>'
-        return _problem(f"{chip(each)} <b>{text(each.function)}</b> {place}", each.ranks, each.fail)
+    def _failure(self, each: Compilation) -> Html:
+        place = markup('<span class="place">{}</span>', self.page.shown(each.place))
+        return _problem(markup("{} <b>{}</b> {}", chip(each), each.function, place), each.ranks, each.fail)
 
-    def _ranks(self) -> str:
+    def _ranks(self) -> Html:
         if len(self.totals) < 2:
-            return ""
+            return NOTHING
         slowest = sorted(self.totals, key=lambda each: (-each.totals.total_ns, -each.totals.n_compilations, each.rank))
         shown = fitting(slowest, self.html_room // 5, lambda each: _RANK_BYTES)
         if len(shown) < len(slowest):
@@ -245,10 +247,12 @@ class _Compiling:
 
         return rank_table(self.later, "compile-ranks", shown, self._groups(), named, RANKS_SHOWN)
 
-    def _messages(self) -> str:
+    def _messages(self) -> Html:
         entries = self.view.rows("log_lines")
         if entries and not self.contents.options.shows_source:
-            return f'<p class="faint">{count_noun(len(entries), "message")} left out because they may quote code.</p>'
+            return markup(
+                '<p class="faint">{} left out because they may quote code.</p>', count_noun(len(entries), "message")
+            )
         entries = sorted(entries, key=lambda entry: (_LEVELS.get(entry["level"], 9), entry["line"]))
         columns = [Column("Level"), Column("From"), Column("Times", True), Column("Message")]
         columns += [Column("Ranks")] * self.view.names_ranks
@@ -267,15 +271,15 @@ class _Compiling:
         return table(self.later, "messages", columns, rows, MESSAGES_SHOWN)
 
 
-def _problem(where: str, ranks: Sequence[int], said: str) -> str:
-    whose = f' <span class="faint">{text(sections.whose(ranks))}</span>' if ranks else ""
-    return f'<div class="problem"><div>{where}{whose}</div><p class="fail">{text(said)}</p></div>'
+def _problem(where: str, ranks: Sequence[int], said: str) -> Html:
+    whose = markup(' <span class="faint">{}</span>', sections.whose(ranks)) if ranks else NOTHING
+    return markup('<div class="problem"><div>{}{}</div><p class="fail">{}</p></div>', where, whose, said)
 
 
-def _message(said: str) -> str:
+def _message(said: str) -> Html:
     first, _, more = said.partition("\n")
-    shown = f"<code>{text(first)}</code>"
-    return fold(shown, f"<pre>{text(more)}</pre>") if more else shown
+    shown = markup("<code>{}</code>", first)
+    return fold(shown, markup("<pre>{}</pre>", more)) if more else shown
 
 
 def _sentence(said: str) -> str:

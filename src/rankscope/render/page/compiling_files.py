@@ -18,7 +18,7 @@ from rankscope.render.compile_tree.outputs import Output, file_form, label_of, r
 from rankscope.render.compile_tree.page_data import Row
 from rankscope.render.compile_tree.page_help import about
 from rankscope.render.compile_tree.writer import laid_out
-from rankscope.render.html import text
+from rankscope.render.html import Html, markup, text
 from rankscope.render.listing import n_bytes_phrase
 from rankscope.render.page.blocks import Block
 from rankscope.render.page.compiling_job import Classes, Job, row_codes, split_ranks
@@ -179,7 +179,7 @@ def outputs_of(versions: Sequence[Version], places: Sequence[str]) -> list[Outpu
     return found
 
 
-def file_item(output: Output) -> str:
+def file_item(output: Output) -> Html:
     row = output.row
     said = [n_bytes_phrase(row["n_payload_bytes"])]
     if "_" in output.label:
@@ -190,7 +190,7 @@ def file_item(output: Output) -> str:
         said.append(f"{count_noun(row['n_left_out'], 'other version')} on other ranks")
     name = text(output.name)
     if output.path:
-        name = f'<a href="#compile?file={output.path}" title="{text(about(output.name))}">{name}</a>'
+        name = markup('<a href="#compile?file={}" title="{}">{}</a>', output.path, about(output.name), name)
     if other_spelling(output.name):
         said.append(f"also {other_spelling(output.name)}")
-    return f'<li>{name} <span class="faint">{text(", ".join(said))}</span></li>'
+    return markup('<li>{} <span class="faint">{}</span></li>', name, ", ".join(said))

@@ -13,7 +13,7 @@ import msgspec
 
 from rankscope.model.finding import GroupRef, Report
 from rankscope.model.tables import Trace
-from rankscope.render.html import text
+from rankscope.render.html import Html, markup
 from rankscope.render.listing import Later
 from rankscope.render.page.blocks import Blocks
 
@@ -39,7 +39,7 @@ class View(NamedTuple):
 
     anchor: str
     title: str
-    body: str
+    body: Html
     is_absent: bool = False  # there is no data for it; the body says how to collect some
     badge: str = ""  # a word or number beside its name in the bar
 
@@ -104,5 +104,5 @@ def map_link(group: int | str | None = None, rank: int | None = None, seq: int |
 
 def absent(anchor: str, title: str, what: str, command: str) -> View:
     """A view without data: `what` is missing, and `command` collects it."""
-    body = f'<p class="absent">{text(what)} To collect the data: <code>{text(command)}</code></p>'
+    body = markup('<p class="absent">{} To collect the data: <code>{}</code></p>', what, command)
     return View(anchor, title, body, is_absent=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rankscope.model.finding import Finding, count_noun, finding_anchors
 from rankscope.render.cards import Cards, skipped_checks
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup
 from rankscope.render.listing import blocks, fold
 from rankscope.render.page.compiling import compile_anchor
 from rankscope.render.page.contents import Contents, View, map_link
@@ -43,22 +43,24 @@ def findings_view(contents: Contents, anchors: Sequence[str]) -> View:
             anchor,
             finding,
             is_open=is_healthy or finding.severity != "info",  # good to know must not hide what is wrong
-            links=" ".join(_links(contents, finding, anchors)),
+            links=joined(_links(contents, finding, anchors), " "),
         )
         for anchor, finding in zip(finding_anchors(report.findings), report.findings, strict=True)
     ]
-    body = blocks(contents.later, "cards", shown, FINDINGS_SHOWN) or "<p>No problems found.</p>"
+    body = blocks(contents.later, "cards", shown, FINDINGS_SHOWN) or markup("<p>No problems found.</p>")
     if report.effects:
-        effects = "".join(f"<li>{text(finding.code)}: {text(finding.title)}</li>" for finding in report.effects)
-        body += fold(f"{count_noun(len(report.effects), 'effect')} of the above", f"<ul>{effects}</ul>", kind="checks")
+        effects = joined(markup("<li>{}: {}</li>", finding.code, finding.title) for finding in report.effects)
+        body += fold(
+            f"{count_noun(len(report.effects), 'effect')} of the above", markup("<ul>{}</ul>", effects), kind="checks"
+        )
     body += _in_order(contents) + skipped_checks(report.checks)
     return View(ANCHOR, "Findings", body, badge=f"{len(report.findings):,}" if report.findings else "")
 
 
-def _links(contents: Contents, finding: Finding, anchors: Sequence[str]) -> Iterator[str]:
+def _links(contents: Contents, finding: Finding, anchors: Sequence[str]) -> Iterator[Html]:
     for anchor in _VIEWS_OF.get(finding.code[:1], ()) if contents.report.is_shown(finding) else ():
         if anchor in anchors:
-            yield f'<a href="{text(_target(contents, finding, anchor))}">{_VIEW_WORDS[anchor]}</a>'
+            yield markup('<a href="{}">{}</a>', _target(contents, finding, anchor), _VIEW_WORDS[anchor])
 
 
 def _target(contents: Contents, finding: Finding, anchor: str) -> str:
@@ -80,13 +82,13 @@ def _place_on_map(contents: Contents, finding: Finding) -> str:
     return map_link(group, rank, finding.collective.seq)
 
 
-def _in_order(contents: Contents) -> str:
+def _in_order(contents: Contents) -> Html:
     report = contents.report
     broken = {finding.rule for finding in (*report.findings, *report.effects)}
     passed = [check.rule for check in report.checks if check.status == "ran" and check.rule not in broken]
     if not passed:
-        return ""
-    return fold(f"{count_noun(len(passed), 'check')} passed", f"<p>{text(', '.join(passed))}</p>", kind="checks")
+        return NOTHING
+    return fold(f"{count_noun(len(passed), 'check')} passed", markup("<p>{}</p>", ", ".join(passed)), kind="checks")
 
 
 def code_lines(contents: Contents) -> dict[tuple[str, int], str]:

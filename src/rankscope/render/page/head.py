@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rankscope.model.finding import count_noun, format_duration, ranks_phrase
 from rankscope.render.cards import prose
 from rankscope.render.finding_words import headline, sources_phrase, time_span, worlds_parts
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup, text
 from rankscope.render.page.contents import Contents, View
 
 _MAX_PATHS = 3
@@ -19,10 +19,10 @@ def page_title(contents: Contents) -> str:
     return f"{first.code}: {headline(first)}" if first else "rankscope: no problems found"
 
 
-def head_html(contents: Contents, views: Sequence[View]) -> str:
+def head_html(contents: Contents, views: Sequence[View]) -> Html:
     return (
         _bar(views)
-        + "<main>"
+        + markup("<main>")
         + _verdict(contents)
         + _tiles(contents)
         + _worlds(contents)
@@ -31,22 +31,26 @@ def head_html(contents: Contents, views: Sequence[View]) -> str:
     )
 
 
-def _bar(views: Sequence[View]) -> str:
-    links = "".join(_nav_link(view) for view in views)
-    search = (
+def _bar(views: Sequence[View]) -> Html:
+    links = joined(_nav_link(view) for view in views)
+    search = markup(
         '<input type="search" id="search" placeholder="Search  /" aria-label="Search this page" autocomplete="off">'
     )
-    theme = '<button type="button" id="theme" aria-label="Toggle dark mode" title="Toggle dark mode" hidden>◐</button>'
-    return f'<div class="bar"><span class="home"><b>rankscope</b></span><nav>{links}</nav>{search}{theme}</div>\n'
+    theme = markup(
+        '<button type="button" id="theme" aria-label="Toggle dark mode" title="Toggle dark mode" hidden>◐</button>'
+    )
+    return markup(
+        '<div class="bar"><span class="home"><b>rankscope</b></span><nav>{}</nav>{}{}</div>\n', links, search, theme
+    )
 
 
-def _nav_link(view: View) -> str:
-    kind = ' class="absent" title="no data"' if view.is_absent else ""
-    badge = f" <small>{text(view.badge)}</small>" if view.badge else ""
-    return f'<a href="#{view.anchor}"{kind}>{text(view.title)}{badge}</a>'
+def _nav_link(view: View) -> Html:
+    kind = markup(' class="absent" title="no data"') if view.is_absent else NOTHING
+    badge = markup(" <small>{}</small>", view.badge) if view.badge else NOTHING
+    return markup('<a href="#{}"{}>{}{}</a>', view.anchor, kind, view.title, badge)
 
 
-def _verdict(contents: Contents) -> str:
+def _verdict(contents: Contents) -> Html:
     report = contents.report
     first = next(iter(report.findings), None)
     notes = [count_noun(n, "note")] if (n := report.count("info")) else []
@@ -54,9 +58,9 @@ def _verdict(contents: Contents) -> str:
     if first and first.severity != "info":
         said = prose(headline(first))
     else:
-        said = "No problems found" + "".join(f" ({each})" for each in notes)
+        said = text("".join(["No problems found", *(f" ({each})" for each in notes)]))
     kicker = " · ".join(filter(None, (_where(contents), *problems, *notes)))
-    return f'<p class="kicker">{kicker}</p><h1>{said}</h1>\n'
+    return markup('<p class="kicker">{}</p><h1>{}</h1>\n', kicker, said)
 
 
 def _where(contents: Contents) -> str:
@@ -64,15 +68,15 @@ def _where(contents: Contents) -> str:
     if contents.options.redact:  # a path may be a single word, which looks like any other
         return count_noun(len(paths), "path")
     shown = ", ".join(map(os.fspath, paths[:_MAX_PATHS]))
-    return text(shown + (f" and {len(paths) - _MAX_PATHS:,} more" if len(paths) > _MAX_PATHS else ""))
+    return shown + (f" and {len(paths) - _MAX_PATHS:,} more" if len(paths) > _MAX_PATHS else "")
 
 
-def _tiles(contents: Contents) -> str:
-    tiles = "".join(
-        f"<div><dt>{text(noun)}</dt><dd>{text(number)} <small>{text(detail)}</small></dd></div>"
+def _tiles(contents: Contents) -> Html:
+    tiles = joined(
+        markup("<div><dt>{}</dt><dd>{} <small>{}</small></dd></div>", noun, number, detail)
         for number, noun, detail in _numbers(contents)
     )
-    return f'<dl class="tiles">{tiles}</dl><p class="sources">{text(_sources(contents))}</p>\n'
+    return markup('<dl class="tiles">{}</dl><p class="sources">{}</p>\n', tiles, _sources(contents))
 
 
 def _numbers(contents: Contents) -> Iterator[tuple[str, str, str]]:
@@ -107,22 +111,22 @@ def _sources(contents: Contents) -> str:
     return "; ".join(parts) + "."
 
 
-def _worlds(contents: Contents) -> str:
+def _worlds(contents: Contents) -> Html:
     """Which of several worlds the page shows: a rank 0 is in each of them."""
     capture = contents.report.capture
     shown = capture.shown_world()
     if shown is None:
-        return ""
+        return NOTHING
     other = next(world for world in capture.worlds if world is not shown)
     said = (
         f"{len(capture.worlds)} worlds were alive side by side: {', '.join(worlds_parts(capture))}. The findings are "
         f"from all of them. The numbers above and every other view show {shown.name}. To see {other.name}, "
         f"add --capture {other.number}."
     )
-    return f'<p class="holes">{text(said)}</p>\n'
+    return markup('<p class="holes">{}</p>\n', said)
 
 
-def _holes(contents: Contents) -> str:
+def _holes(contents: Contents) -> Html:
     """What is missing from the capture, before the reader trusts the rest."""
     capture = contents.report.capture
     missing = sorted(set(range(capture.world_size)) - set(capture.ranks))
@@ -132,14 +136,14 @@ def _holes(contents: Contents) -> str:
     if n_damaged:
         holes.append(f"{count_noun(n_damaged, 'file')} could not be read completely.")
     if not holes:
-        return ""
-    return f'<p class="holes">{text(" ".join(holes))} <a href="#capture">What was read</a></p>\n'
+        return NOTHING
+    return markup('<p class="holes">{} <a href="#capture">What was read</a></p>\n', " ".join(holes))
 
 
-def _remarks(contents: Contents) -> str:
+def _remarks(contents: Contents) -> Html:
     said = list(contents.remarks)
     if contents.options.redact:
         said.append("Source lines, directories and host names were left out (--redact).")
     elif not contents.options.source:
         said.append("Source lines were left out (--no-source).")
-    return f'<p class="remarks">{text(" ".join(said))}</p>\n' if said else ""
+    return markup('<p class="remarks">{}</p>\n', " ".join(said)) if said else NOTHING

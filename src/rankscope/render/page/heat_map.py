@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.model.tables import Array
-from rankscope.render.html import text
+from rankscope.render.html import Html, joined, markup
 from rankscope.render.page.blocks import Block
 from rankscope.render.page.chart_scale import Unit, whole_ticks
 from rankscope.render.page.charts import MAX_MARKS, step_axis
@@ -26,10 +26,10 @@ class HeatMap(NamedTuple):
     steps: Array
     values: Array  # ranks x steps; NaN where a rank has no such step
     unit: Unit
-    flags: Mapping[int, str]  # what is said of a rank, as HTML
+    flags: Mapping[int, Html]  # links to what was found about a rank
 
 
-def heat_map(contents: Contents, map_: HeatMap, share: float) -> str:
+def heat_map(contents: Contents, map_: HeatMap, share: float) -> Html:
     """`share` of the page is what its data may take; steps that do not fit are merged, keeping the longest."""
     room = contents.room(share) / _BYTES_PER_CELL
     columns = _joined(map_, max(1, int(room // max(1, len(map_.ranks)))))
@@ -47,14 +47,22 @@ def heat_map(contents: Contents, map_: HeatMap, share: float) -> str:
         plot = _marks(columns, low, high, height)
     else:
         contents.blocks.add(map_.name, lambda: _block(columns, low, high))
-        plot = f'<canvas data-block-name="{map_.name}" height="{height}"></canvas>'
+        plot = markup('<canvas data-block-name="{}" height="{}"></canvas>', map_.name, height)
     places = (np.arange(len(columns.steps)) + 0.5) / len(columns.steps)
     axis = step_axis(columns.steps, places, "step")
     return (
-        f'<div class="xy heat">{_rank_axis(map_, height)}{plot}<span></span>{axis}</div>'
-        f'<p class="legend heat-key">{text(map_.unit.text(low))}<svg width="135" height="10" aria-hidden="true">'
-        + "".join(f'<rect class="h{level}" x="{level * 15}" width="15" height="10"/>' for level in range(_N_LEVELS))
-        + f"</svg>{text(map_.unit.text(high))}</p>"
+        markup(
+            '<div class="xy heat">{}{}<span></span>{}</div>'
+            '<p class="legend heat-key">{}<svg width="135" height="10" aria-hidden="true">',
+            _rank_axis(map_, height),
+            plot,
+            axis,
+            map_.unit.text(low),
+        )
+        + joined(
+            markup('<rect class="h{}" x="{}" width="15" height="10"/>', level, level * 15) for level in range(_N_LEVELS)
+        )
+        + markup("</svg>{}</p>", map_.unit.text(high))
     )
 
 
@@ -75,7 +83,7 @@ def _span(values: Array) -> tuple[float, float]:
     return low, (high if high > low else low + 1)
 
 
-def _marks(map_: HeatMap, low: float, high: float, height: int) -> str:
+def _marks(map_: HeatMap, low: float, high: float, height: int) -> Html:
     n_ranks, n_steps = map_.values.shape
     levels = np.clip((map_.values - low) / (high - low) * _N_LEVELS, 0, _N_LEVELS - 1)
     wide, tall = 100 / n_steps, 100 / n_ranks
@@ -83,10 +91,18 @@ def _marks(map_: HeatMap, low: float, high: float, height: int) -> str:
     for row, column in zip(*np.nonzero(np.isfinite(map_.values)), strict=True):
         title = f"rank {map_.ranks[row]}, step {map_.steps[column]}: {map_.unit.text(map_.values[row, column])}"
         cells.append(
-            f'<rect class="mark h{int(levels[row, column])}" x="{column * wide:.4g}%" y="{row * tall:.4g}%" '
-            f'width="{wide:.4g}%" height="{tall:.4g}%"><title>{text(title)}</title></rect>'
+            markup(
+                '<rect class="mark h{}" x="{:.4g}%" y="{:.4g}%" '
+                'width="{:.4g}%" height="{:.4g}%"><title>{}</title></rect>',
+                int(levels[row, column]),
+                column * wide,
+                row * tall,
+                wide,
+                tall,
+                title,
+            )
         )
-    return f'<svg class="plot" height="{height}" data-columns="{n_steps}">{"".join(cells)}</svg>'
+    return markup('<svg class="plot" height="{}" data-columns="{}">{}</svg>', height, n_steps, joined(cells))
 
 
 def _block(map_: HeatMap, low: float, high: float) -> Block:
@@ -106,7 +122,7 @@ def _block(map_: HeatMap, low: float, high: float) -> Block:
     return Block(meta, arrays)
 
 
-def _rank_axis(map_: HeatMap, height: int) -> str:
+def _rank_axis(map_: HeatMap, height: int) -> Html:
     """Round numbers, and the ranks that findings name; those win where both would be in one place."""
     n_ranks = len(map_.ranks)
     at = {int(rank): (place + 0.5) / n_ranks * height for place, rank in enumerate(map_.ranks.tolist())}
@@ -118,5 +134,7 @@ def _rank_axis(map_: HeatMap, height: int) -> str:
         if all(abs(at[rank] - other) >= 12 for other in taken):
             taken.append(at[rank])
             flag = map_.flags.get(rank, "")
-            drawn.append(f'<text x="100%" y="{at[rank]:.0f}" dy=".35em" text-anchor="end">{flag} rank {rank}</text>')
-    return f'<svg class="y" height="{height}">{"".join(drawn)}</svg>'
+            drawn.append(
+                markup('<text x="100%" y="{:.0f}" dy=".35em" text-anchor="end">{} rank {}</text>', at[rank], flag, rank)
+            )
+    return markup('<svg class="y" height="{}">{}</svg>', height, joined(drawn))

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.model.finding import count_noun, ranks_phrase
 from rankscope.model.tables import MISSING, Array
-from rankscope.render.html import text
+from rankscope.render.html import Html, joined, markup, text
 from rankscope.render.listing import Column, cell, row
 from rankscope.render.page.chart_scale import PLAIN, Unit, number_text, size_unit, time_unit
 from rankscope.render.page.chart_section import WORST, shortened, table_below
@@ -51,8 +51,8 @@ def metrics_view(contents: Contents) -> View:
             f"{count_noun(len(thinned), 'metric')} with more than {n_points} steps: each point covers several steps "
             "and shows their lowest and highest value."
         )
-    charts = "".join(_chart(contents, series, number) for number, series in enumerate(found))
-    body = f'{_intro(found)}<div class="multiples">{charts}</div>{_worst(contents, found)}'
+    charts = joined(_chart(contents, series, number) for number, series in enumerate(found))
+    body = markup('{}<div class="multiples">{}</div>{}', _intro(found), charts, _worst(contents, found))
     return View(ANCHOR, TITLE, body, badge=f"{len(names):,}")
 
 
@@ -63,7 +63,7 @@ def _n_points(contents: Contents, n_charts: int) -> int:
     return max(_FEWEST_POINTS, min(_MOST_POINTS, contents.room(_SHARE) // (n_bytes * n_charts)))
 
 
-def _intro(found: Sequence[Series]) -> str:
+def _intro(found: Sequence[Series]) -> Html:
     n_ranks = max(len(series.ranks) for series in found)
     said = f"{count_noun(len(found), 'metric')} from {count_noun(n_ranks, 'rank')}."
     if n_ranks > FEW_RANKS:
@@ -74,8 +74,8 @@ def _intro(found: Sequence[Series]) -> str:
     if n_ranks > FEW_RANKS and any(series.n_joined > 1 for series in found):
         said += " Where a point covers several steps, lines show the mean and the outer band the extremes."
     broken = [_not_numbers(series) for series in found if series.broken]
-    alarm = "".join(f'<p class="holes">{text(each)}</p>' for each in broken)
-    return f"<p>{said}</p>{alarm}"
+    alarm = joined(markup('<p class="holes">{}</p>', each) for each in broken)
+    return markup("<p>{}</p>{}", said, alarm)
 
 
 def _not_numbers(series: Series) -> str:
@@ -106,7 +106,7 @@ class _Drawn(NamedTuple):
     legend: Sequence[Key]
 
 
-def _chart(contents: Contents, series: Series, number: int) -> str:
+def _chart(contents: Contents, series: Series, number: int) -> Html:
     unit = unit_of(series)
     scaled = series.scaled(_TO_NS) if series.name.endswith("_s") and not series.name.endswith("_per_s") else series
     drawn = _few(scaled) if len(series.ranks) <= FEW_RANKS else _many(scaled)
@@ -120,7 +120,7 @@ def _chart(contents: Contents, series: Series, number: int) -> str:
         "step" if series.has_steps else "value",
     )
     title = shortened(series.name, _MAX_NAME)
-    return f"<div><h3>{text(title)}</h3>{figure(f'metric-{number}', title, lines(chart), drawn.legend)}</div>"
+    return markup("<div><h3>{}</h3>{}</div>", title, figure(f"metric-{number}", title, lines(chart), drawn.legend))
 
 
 _TO_NS = 1e9
@@ -219,7 +219,7 @@ def _flags(contents: Contents, series: Series) -> list[Flag]:
 # The table
 
 
-def _worst(contents: Contents, found: Sequence[Series]) -> str:
+def _worst(contents: Contents, found: Sequence[Series]) -> Html:
     """Per metric, the ranks and steps farthest from the median."""
     columns = (
         Column("Metric"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.model.finding import count_noun
+from rankscope.render.html import Html, joined, markup
 from rankscope.render.page.chart_marks import marks_of
 from rankscope.render.page.contents import Contents, View, absent, view
 from rankscope.render.page.performance_device import idle_section, kernel_section, overlap_section
@@ -40,12 +41,14 @@ def performance_view(contents: Contents) -> View:
     marks = marks_of(contents)
     body = _what_was_measured(contents)
     if marks.all:
-        body += f'<p class="faint">Findings about time: {marks.all}. Their ranks and steps are marked below.</p>'
-    body += "".join(section(contents, marks) for section in _SECTIONS)
+        body += markup(
+            '<p class="faint">Findings about time: {}. Their ranks and steps are marked below.</p>', marks.all
+        )
+    body += joined(section(contents, marks) for section in _SECTIONS)
     return View(ANCHOR, TITLE, body)
 
 
-def _what_was_measured(contents: Contents) -> str:
+def _what_was_measured(contents: Contents) -> Html:
     profiles = contents.trace.table("profiles")
     ranks = np.unique(profiles.array("rank"))
     has_device = profiles.array("n_kernels") > 0
@@ -59,4 +62,4 @@ def _what_was_measured(contents: Contents) -> str:
         bare = np.setdiff1d(ranks, np.unique(profiles.array("rank")[has_device]))
         if len(bare):
             said += f" {count_noun(len(bare), 'rank').capitalize()} recorded no device activity."
-    return f"<p>{said}</p>"
+    return markup("<p>{}</p>", said)

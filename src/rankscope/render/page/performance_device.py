@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from rankscope.model.finding import count_noun
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup, text
 from rankscope.render.listing import Column, cell, row, table
 from rankscope.render.page.chart_marks import Marks
 from rankscope.render.page.chart_scale import number_text, time_unit
@@ -35,10 +35,10 @@ _OVERLAP = """
 """
 
 
-def overlap_section(contents: Contents, marks: Marks) -> str:
+def overlap_section(contents: Contents, marks: Marks) -> Html:
     found = rows_of(contents, "comm_overlap", _OVERLAP)
     if not found:
-        return ""
+        return NOTHING
     unit = time_unit(max(comm for *_, comm in found))
     shown = [
         Bar(
@@ -87,10 +87,10 @@ _IDLE = """
 """
 
 
-def idle_section(contents: Contents, marks: Marks) -> str:
+def idle_section(contents: Contents, marks: Marks) -> Html:
     found = rows_of(contents, "idle_gaps", _IDLE)
     if not found:
-        return ""
+        return NOTHING
     of_rank: dict[int, dict[str, int]] = defaultdict(dict)
     for rank, cause, idle, *_ in found:
         of_rank[rank][cause] = idle
@@ -146,10 +146,10 @@ _STREAMS = f"""
 """
 
 
-def _streams(contents: Contents) -> str:
+def _streams(contents: Contents) -> Html:
     found = rows_of(contents, "idle_breakdown", _STREAMS)
     if not found:
-        return ""
+        return NOTHING
     unit = time_unit(found[0][5])
     columns = [
         *(Column(name, True) for name in ("Rank", "Device", "Stream")),
@@ -192,10 +192,10 @@ _TOP_KERNELS = f"""
 """
 
 
-def kernel_section(contents: Contents, marks: Marks) -> str:
+def kernel_section(contents: Contents, marks: Marks) -> Html:
     found = rows_of(contents, "kernel_breakdown", _TOP_KERNELS)
     if not found:
-        return ""
+        return NOTHING
     columns = [
         Column("Kernel"),
         Column("Type"),
@@ -210,7 +210,8 @@ def kernel_section(contents: Contents, marks: Marks) -> str:
     rows = []
     for name, kind, n, total, share, n_ranks, middle, fastest, slowest, slowest_rank in found:
         is_odd = n_ranks >= 3 and slowest > _ODD * middle
-        odd = f"{marks.label(slowest_rank)}: {slowest / max(middle, 1):.1f} times the median" if is_odd else ""
+        times = f": {slowest / max(middle, 1):.1f} times the median"
+        odd = joined([marks.label(slowest_rank), times]) if is_odd else NOTHING
         rows.append(
             row(
                 [
@@ -218,7 +219,7 @@ def kernel_section(contents: Contents, marks: Marks) -> str:
                     cell(text(kind)),
                     cell(f"{n:,}", n),
                     cell(time_unit(total).text(total), total),
-                    cell(f"{meter(share, text(kind))} {share * 100:.1f}", share),
+                    cell(markup("{} {:.1f}", meter(share, kind), share * 100), share),
                     *(cell(time_unit(value).text(value), value) for value in (middle, fastest, slowest)),
                     cell(odd),
                 ]
@@ -231,5 +232,5 @@ def kernel_section(contents: Contents, marks: Marks) -> str:
     return section("kernels", "Kernels", said, table(contents.later, "kernels", columns, rows, WORST))
 
 
-def _kernel_name(name: str) -> str:
-    return f'<span class="place" title="{text(name[:_MAX_TITLE])}">{text(shortened(name, _MAX_NAME))}</span>'
+def _kernel_name(name: str) -> Html:
+    return markup('<span class="place" title="{}">{}</span>', name[:_MAX_TITLE], shortened(name, _MAX_NAME))

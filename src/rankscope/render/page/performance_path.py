@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.model.tables import MISSING, Array, Table
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, markup, text
 from rankscope.render.listing import Column, cell, row
 from rankscope.render.page.chart_marks import Marks
 from rankscope.render.page.chart_scale import Unit, number_text, time_unit
@@ -45,10 +45,10 @@ class _Binned(NamedTuple):
     piece: Array
 
 
-def path_section(contents: Contents, marks: Marks) -> str:
+def path_section(contents: Contents, marks: Marks) -> Html:
     path = contents.trace.table("critical_path")
     if not len(path):
-        return ""
+        return NOTHING
     summary = rows_of(contents, "path_summary", _SUMMARY)
     unit = time_unit(float(path.array("duration_ns").sum()))
     columns = [
@@ -62,12 +62,12 @@ def path_section(contents: Contents, marks: Marks) -> str:
     rows = [
         row(
             [
-                cell(marks.label(rank).replace("rank ", ""), rank),
+                cell(marks.label(rank, word=""), rank),
                 cell(text(_KINDS.get(kind, ("", kind))[1])),
                 cell(unit.number(duration), duration),
                 cell(number_text(share), share),
                 cell(f"{n:,}", n),
-                cell(f'<span class="place">{text(shortened(name, _MAX_NAME))}</span>'),
+                cell(markup('<span class="place">{}</span>', shortened(name, _MAX_NAME))),
             ]
         )
         for rank, kind, n, duration, share, name in summary
@@ -83,7 +83,7 @@ def path_section(contents: Contents, marks: Marks) -> str:
     )
 
 
-def _strip(path: Table, unit: Unit, marks: Marks) -> str:
+def _strip(path: Table, unit: Unit, marks: Marks) -> Html:
     start = path.array("start_ns")
     zero, end = int(start.min()), int((start + path.array("duration_ns")).max())
     ranks, lane_of = _lanes(path)
@@ -180,14 +180,14 @@ _REPLAYED = "SELECT step_ns FROM what_if WHERE kind = 'replayed'"
 _WORTH = 0.005  # of the step
 
 
-def what_if_section(contents: Contents, marks: Marks) -> str:
+def what_if_section(contents: Contents, marks: Marks) -> Html:
     """Only if the rules replayed the job: it takes too long for a page."""
     if "what_if" not in contents.trace.tables:
-        return ""
+        return NOTHING
     step = next((ns for (ns,) in rows_of(contents, "what_if", _REPLAYED)), 0)
     found = [each for each in rows_of(contents, "what_if", _WHAT_IF) if step and each[1] >= _WORTH * step]
     if not found:
-        return ""
+        return NOTHING
     unit = time_unit(step)
     shown = [
         Bar(

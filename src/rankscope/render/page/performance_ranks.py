@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, markup, text
 from rankscope.render.listing import Column, cell, row
 from rankscope.render.page.chart_marks import Marks
 from rankscope.render.page.chart_scale import number_text, size_unit, time_unit
@@ -15,7 +15,7 @@ from rankscope.render.page.contents import Contents
 # Stragglers
 
 _LEAST_PCT = 0.5  # of the step
-_NOBODY = f'<p class="faint">No rank costs its peers more than {_LEAST_PCT:g}% of a step.</p>'
+_NOBODY = markup('<p class="faint">No rank costs its peers more than {:g}% of a step.</p>', _LEAST_PCT)
 _STRAGGLERS = f"""
     SELECT rank, coalesce(cost_ns, 0) AS cost_ns, coalesce(cost_pct, 0), n_late_steps, n_steps, n_peers,
            coalesce(cause, ''), coalesce(n_last, 0), coalesce(caused, 0)
@@ -26,12 +26,12 @@ _STRAGGLERS = f"""
 """
 
 
-def straggler_section(contents: Contents, marks: Marks) -> str:
+def straggler_section(contents: Contents, marks: Marks) -> Html:
     for name in ("arrivals", "late_causes"):
         contents.trace.table(name)
     found = rows_of(contents, "stragglers", _STRAGGLERS)
     if not found:
-        return ""
+        return NOTHING
     unit = time_unit(max(found[0][1], 1))
     shown = [_straggler_bar(each, marks, unit.text(each[1])) for each in found[:WORST] if each[2] >= _LEAST_PCT]
     columns = [
@@ -87,10 +87,10 @@ _LATE_PARTS = f"""
 """
 
 
-def _late_parts(contents: Contents) -> str:
+def _late_parts(contents: Contents) -> Html:
     found = rows_of(contents, "late_causes", _LATE_PARTS)
     if not found:
-        return ""
+        return NOTHING
     unit = time_unit(max(own for _, _, _, own, _, _ in found))
     columns = [Column("Rank", True), Column("Part of its step")]
     columns += [Column(f"{name} ({unit.name})", True) for name in ("Its own", "Median peer", "Difference")]
@@ -98,7 +98,7 @@ def _late_parts(contents: Contents) -> str:
         row(
             [
                 cell(f"{rank}", rank),
-                cell(f"<b>{text(part)}</b>" if is_main else text(part)),
+                cell(markup("<b>{}</b>", part) if is_main else text(part)),
                 *(cell(unit.number(value), value) for value in (own, peers, excess)),
             ]
         )
@@ -118,10 +118,10 @@ _COLLECTIVES = f"""
 """
 
 
-def collective_section(contents: Contents, marks: Marks) -> str:
+def collective_section(contents: Contents, marks: Marks) -> Html:
     found = rows_of(contents, "comm_waits", _COLLECTIVES)
     if not found:
-        return ""
+        return NOTHING
     per_rank = [
         (wait / n_ranks, transfer / n_ranks, exposed / n_ranks)
         for _, _, _, n_ranks, wait, transfer, exposed, *_ in found
@@ -133,7 +133,7 @@ def collective_section(contents: Contents, marks: Marks) -> str:
             Segment("waiting", wait, f"waiting for others: {unit.text(wait)}"),
             Segment("communication", transfer, f"moving data: {unit.text(transfer)}"),
         ]
-        label = f"{text(op)} <small>{text(group)}</small>"
+        label = markup("{} <small>{}</small>", op, group)
         shown.append(Bar(label, segments, f"{unit.text(exposed)} exposed"))
     columns = [
         Column("Operation"),
@@ -177,10 +177,10 @@ _BANDWIDTH = f"""
 """
 
 
-def _bandwidth(contents: Contents) -> str:
+def _bandwidth(contents: Contents) -> Html:
     found = rows_of(contents, "comm_bandwidth", _BANDWIDTH)
     if not found:
-        return ""
+        return NOTHING
     unit = time_unit(max(each[6] for each in found))
     columns = [
         Column("Operation"),
@@ -228,10 +228,10 @@ _BUBBLE_PARTS = (
 )
 
 
-def bubble_section(contents: Contents, marks: Marks) -> str:
+def bubble_section(contents: Contents, marks: Marks) -> Html:
     found = rows_of(contents, "pipeline_bubbles", _BUBBLES)
     if not found:
-        return ""
+        return NOTHING
     unit = time_unit(max(each[2] for each in found))
     shown = [
         Bar(

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.model.finding import count_noun
 from rankscope.model.tables import MISSING, Array, Table
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup
 from rankscope.render.listing import Column, cell, row
 from rankscope.render.page.chart_marks import Marks
 from rankscope.render.page.chart_scale import PERCENT, Unit, number_text, time_unit
@@ -46,10 +46,10 @@ class _Grid(NamedTuple):
 # Step times
 
 
-def step_section(contents: Contents, marks: Marks) -> str:
+def step_section(contents: Contents, marks: Marks) -> Html:
     grid = _grid(contents.trace.table("step_breakdown"))
     if grid.steps[-1] == MISSING:
-        return ""  # no step was marked: the breakdown below is of whole traces
+        return NOTHING  # no step was marked: the breakdown below is of whole traces
     unit = time_unit(float(np.nanmedian(grid.duration)))
     body = _charts(contents, grid, unit, marks)
     return section("step-times", "Step times", _summary(grid, unit), body, _worst_steps(contents, grid, unit))
@@ -84,7 +84,7 @@ def _summary(grid: _Grid, unit: Unit) -> str:
     return said
 
 
-def _charts(contents: Contents, grid: _Grid, unit: Unit, marks: Marks) -> str:
+def _charts(contents: Contents, grid: _Grid, unit: Unit, marks: Marks) -> Html:
     shown = [("step-time", "Step time", grid.duration)]
     if np.any(grid.own < grid.duration):
         shown.append(("own-time", "Own time: step time minus exposed communication", grid.own))
@@ -95,18 +95,18 @@ def _charts(contents: Contents, grid: _Grid, unit: Unit, marks: Marks) -> str:
         else:
             map_ = HeatMap(name, grid.ranks, grid.steps, values, unit, marks.of_rank)
             chart, legend = heat_map(contents, map_, _SHARE), ()
-        drawn.append(f"<div><h4>{text(title)}</h4>{figure(f'chart-{name}', title, chart, legend)}</div>")
-    return f'<div class="multiples">{"".join(drawn)}</div>'
+        drawn.append(markup("<div><h4>{}</h4>{}</div>", title, figure(f"chart-{name}", title, chart, legend)))
+    return markup('<div class="multiples">{}</div>', joined(drawn))
 
 
-def _line_chart(grid: _Grid, values: Array, unit: Unit, marks: Marks) -> tuple[str, Sequence[Key]]:
-    joined = -(-len(grid.steps) // _MAX_STEPS)  # steps to one point: the longest counts
-    starts = np.arange(0, len(grid.steps), joined)
+def _line_chart(grid: _Grid, values: Array, unit: Unit, marks: Marks) -> tuple[Html, Sequence[Key]]:
+    merged = -(-len(grid.steps) // _MAX_STEPS)  # steps to one point: the longest counts
+    starts = np.arange(0, len(grid.steps), merged)
     filled = np.where(np.isnan(values), -np.inf, values)
     highest = np.maximum.reduceat(filled, starts, axis=1)
     highest[np.isinf(highest)] = np.nan
     steps = grid.steps[starts]
-    titles = [_title(steps, place, joined, grid.ranks, highest, unit) for place in range(len(steps))]
+    titles = [_title(steps, place, merged, grid.ranks, highest, unit) for place in range(len(steps))]
     flags = [
         Flag(step, code, f"{code} names step {step}", anchor)
         for step in steps.tolist()
@@ -137,7 +137,7 @@ def _title(steps: Array, place: int, joined: int, ranks: Array, values: Array, u
     return "\n".join([head, *told])
 
 
-def _worst_steps(contents: Contents, grid: _Grid, unit: Unit) -> str:
+def _worst_steps(contents: Contents, grid: _Grid, unit: Unit) -> Html:
     """By the excess of a rank's own time over the median rank's in the step; of few ranks, over its own other steps."""
     across = len(grid.ranks) >= 3
     usual = np.broadcast_to(np.nanmedian(grid.own, axis=0 if across else 1, keepdims=True), grid.own.shape)
@@ -170,7 +170,7 @@ def _worst_steps(contents: Contents, grid: _Grid, unit: Unit) -> str:
 # Breakdown
 
 
-def breakdown_section(contents: Contents, marks: Marks) -> str:
+def breakdown_section(contents: Contents, marks: Marks) -> Html:
     breakdown = contents.trace.table("step_breakdown")
     rank = breakdown.array("rank")
     ranks, row_of = np.unique(rank, return_inverse=True)
@@ -209,7 +209,7 @@ def _part_bar(label: str, parts: Array, unit: Unit, rank: int | None) -> Bar:
     return Bar(label, segments, unit.text(whole), rank)
 
 
-def _part_table(contents: Contents, ranks: Array, parts: Array, order: Array, unit: Unit) -> str:
+def _part_table(contents: Contents, ranks: Array, parts: Array, order: Array, unit: Unit) -> Html:
     used = [number for number in range(len(_PARTS)) if parts[:, number].any()]
     columns = [Column("Rank", True), Column(f"Time ({unit.name})", True)]
     columns += [Column(f"{_PARTS[number][2].capitalize()} ({PERCENT.name})", True) for number in used]
@@ -224,21 +224,19 @@ def _part_table(contents: Contents, ranks: Array, parts: Array, order: Array, un
     )
 
 
-def _step_bars(breakdown: Table, unit: Unit, marks: Marks) -> str:
+def _step_bars(breakdown: Table, unit: Unit, marks: Marks) -> Html:
     """The mean over all ranks, step by step; only the longest steps if there are many."""
     steps, row_of = np.unique(breakdown.array("step"), return_inverse=True)
     if len(steps) < 2:
-        return ""
+        return NOTHING
     counts = np.bincount(row_of)
     parts = np.stack([np.bincount(row_of, values) / counts for values in _part_columns(breakdown)], axis=1)
     kept = np.sort(np.argsort(-parts.sum(axis=1), kind="stable")[:WORST])
     shown = []
     for place in kept.tolist():
         step = int(steps[place])
-        flags = " ".join(
-            f'<a class="code" href="#{text(anchor)}">{text(code)}</a>' for code, anchor in marks.of_step.get(step, ())
-        )
-        label = f"step {step}" if step != MISSING else "no step"
-        shown.append(_part_bar(f"{flags} {label}".strip(), parts[place], unit, None))
+        flags = [markup('<a class="code" href="#{}">{}</a>', *reversed(flag)) for flag in marks.of_step.get(step, ())]
+        label = joined([*flags, f"step {step}" if step != MISSING else "no step"], " ")
+        shown.append(_part_bar(label, parts[place], unit, None))
     said = "By step, averaged over ranks" + (f"; the {WORST} longest of {len(steps):,}" if len(steps) > WORST else "")
-    return f"<h4>{said}</h4>" + figure("chart-steps", said, bars(shown, unit))
+    return markup("<h4>{}</h4>", said) + figure("chart-steps", said, bars(shown, unit))

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.model.finding import count_noun, finding_anchors
 from rankscope.model.tables import Array, Trace
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup
 from rankscope.render.listing import fold
 from rankscope.render.page.blocks import Block
 from rankscope.render.page.contents import Contents, View, absent, view
@@ -42,7 +42,7 @@ def rank_map_view(contents: Contents) -> View:
     found.sort(key=lambda choice: (choice is not first, choice.is_profiled, -choice.n_unwell, -choice.n_ranks))
     maps = _Maps(contents, CallPool(contents.options.base), _hosts(contents.trace))
     shown = maps.add_all(found)
-    return View(ANCHOR, TITLE, _tools(shown, maps.hosts) + _canvas() + "".join(maps.tables))
+    return View(ANCHOR, TITLE, _tools(shown, maps.hosts) + _canvas() + joined(maps.tables))
 
 
 def _hosts(trace: Trace) -> dict[int, str]:
@@ -62,7 +62,7 @@ class _Maps:
 
     def __post_init__(self) -> None:
         trace = self.contents.trace
-        self.tables: list[str] = []
+        self.tables: list[Html] = []
         self._recorded = self.pool.add_recorded(trace)
         self._profiled: Array | None = None
         self._room = self.contents.room(SHARE)
@@ -119,7 +119,7 @@ class _Maps:
         tables = worst_tables(self.contents, choice, matrix, self.pool, self.hosts)
         if self.tables:
             later = self.contents.later if len(self.tables) > MAX_OPEN_TABLES else None
-            tables = fold(f"Worst in {text(choice.title)}", tables, later=later)
+            tables = fold(f"Worst in {choice.title}", tables, later=later)
         self.tables.append(tables)
 
     def _fitted(self, choice: Choice, matrix: Matrix, about: dict[str, Any]) -> Thinned:
@@ -158,36 +158,41 @@ class _Maps:
         return marks
 
 
-def _tools(shown: Sequence[Choice], hosts: dict[int, str]) -> str:
+def _tools(shown: Sequence[Choice], hosts: dict[int, str]) -> Html:
     """Without a script there is nothing to choose: rank_map.js shows them."""
-    options = "".join(f'<option value="{choice.block}">{text(choice.title)}</option>' for choice in shown)
+    options = joined(markup('<option value="{}">{}</option>', choice.block, choice.title) for choice in shown)
     listed = sorted(set(hosts.values()))[:MAX_HOSTS_LISTED]
-    known = "".join(f'<option value="{text(host)}"></option>' for host in listed)
+    known = joined(markup('<option value="{}"></option>', host) for host in listed)
     host = (
-        f'<label>Host <input data-map="host" list="map-hosts" placeholder="all" size="12"></label>'
-        f'<datalist id="map-hosts">{known}</datalist>'
+        markup(
+            '<label>Host <input data-map="host" list="map-hosts" placeholder="all" size="12"></label>'
+            '<datalist id="map-hosts">{}</datalist>',
+            known,
+        )
         if len(listed) > 1
-        else ""
+        else NOTHING
     )
-    return (
+    return markup(
         "<noscript><p>The map needs JavaScript; the tables below do not.</p></noscript>"
         '<p class="map-off faint" role="status" hidden></p>'
         '<div class="map-tools" hidden>'
-        f'<label>Groups <select data-map="choice">{options}</select></label>'
+        '<label>Groups <select data-map="choice">{}</select></label>'
         '<label hidden>Group <select data-map="group"></select></label>'
         '<label>Color <select data-map="layer"><option value="state">state</option>'
         '<option value="late">lateness</option><option value="duration">duration</option></select></label>'
         '<label>Order <select data-map="order"><option value="rank">by rank</option>'
         '<option value="host">by host</option><option value="worst">worst first</option></select></label>'
-        f"{host}"
+        "{}"
         '<span class="map-zoom"><button type="button" data-map="in" aria-label="Zoom in" title="Zoom in (+)">+</button>'
         '<button type="button" data-map="out" aria-label="Zoom out" title="Zoom out (-)">−</button>'
-        '<button type="button" data-map="fit" title="Show all (0)">Fit</button></span></div>'
+        '<button type="button" data-map="fit" title="Show all (0)">Fit</button></span></div>',
+        options,
+        host,
     )
 
 
-def _canvas() -> str:
-    return (
+def _canvas() -> Html:
+    return markup(
         '<p class="legend map-legend" hidden></p><div class="map-frame" hidden>'
         '<canvas tabindex="0" role="application" aria-roledescription="map" aria-describedby="map-keys"'
         ' aria-label="Map of ranks and collectives"></canvas><div class="map-tip" hidden></div></div>'

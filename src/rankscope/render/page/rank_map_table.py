@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.model.finding import Finding, count_noun, format_duration
 from rankscope.model.tables import MISSING, Array, Trace
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, markup, text
 from rankscope.render.listing import Column, cell, row, table, without_empty
 from rankscope.render.page import rank_map_data as data
 from rankscope.render.page.contents import Contents, map_link
@@ -41,7 +41,7 @@ _CALL_COLUMNS = (
 )
 
 
-def worst_tables(contents: Contents, choice: Choice, matrix: Matrix, pool: CallPool, hosts: dict[int, str]) -> str:
+def worst_tables(contents: Contents, choice: Choice, matrix: Matrix, pool: CallPool, hosts: dict[int, str]) -> Html:
     worst = worst_rows(matrix, choice, contents.report.findings)[:N_WORST]
     cells = [_rank_cells(choice, matrix, pool, hosts, place) for place in worst.tolist()]
     columns, kept = _worth_showing(_RANK_COLUMNS, cells)
@@ -50,14 +50,14 @@ def worst_tables(contents: Contents, choice: Choice, matrix: Matrix, pool: CallP
     calls = table(contents.later, f"map-calls-{choice.number}", columns, [*map(row, kept)], N_WORST)
     n_calls = f"The {N_WORST} worst {choice.noun}s" if len(kept) == N_WORST else _all(len(kept), choice.noun)
     n_ranks = f"The {N_WORST} worst ranks" if len(worst) < len(matrix.ranks) else _all(len(worst), "rank")
-    return f"<h3>{n_ranks}</h3>{ranks}<h3>{n_calls}</h3>{calls}"
+    return markup("<h3>{}</h3>{}<h3>{}</h3>{}", n_ranks, ranks, n_calls, calls)
 
 
 def _all(n: int, noun: str) -> str:
     return ("" if n == 1 else "All ") + count_noun(n, noun)
 
 
-def _worth_showing(columns: Sequence[Column], rows: list[list[str]]) -> tuple[list[Column], list[list[str]]]:
+def _worth_showing(columns: Sequence[Column], rows: list[list[Html]]) -> tuple[list[Column], list[list[Html]]]:
     """The first column, whose numbers are links, and those of the others that say something."""
     others, cells = without_empty(columns[1:], [each[1:] for each in rows])
     told = [place for place in range(len(others)) if any(each[place] != cell("") for each in cells)]
@@ -85,7 +85,7 @@ def _lateness(matrix: Matrix) -> Array:
     return np.concatenate(sums) if sums else np.empty(0)
 
 
-def _rank_cells(choice: Choice, matrix: Matrix, pool: CallPool, hosts: dict[int, str], place: int) -> list[str]:
+def _rank_cells(choice: Choice, matrix: Matrix, pool: CallPool, hosts: dict[int, str], place: int) -> list[Html]:
     state, late, rank = matrix.state[place], matrix.late[place], int(matrix.ranks[place])
     group = int(matrix.group_of_row[place])
     seqs = matrix.seqs[group if len(matrix.seqs) > 1 else 0]
@@ -110,14 +110,14 @@ def _rank_cells(choice: Choice, matrix: Matrix, pool: CallPool, hosts: dict[int,
     link = map_link(choice.key_of(choice.groups[group]), rank, seq, choice.noun == "transfer")
     site = _site(pool, int(matrix.calls[place, joined[-1]])) if len(joined) else ""
     return [
-        cell(f'<a href="{text(link)}">{rank}</a>', rank),
+        cell(markup('<a href="{}">{}</a>', link, rank), rank),
         cell(text(clipped(hosts.get(rank, "")))),
         cell(text(state_words(choice)[worst])),
         _number(int(seqs[joined[-1]]) if len(joined) else MISSING),
         _number(int(seqs[done[-1]]) if len(done) else MISSING),
         cell(f"{len(absent):,}" if len(absent) else "", len(absent)),
-        cell(text(format_duration(late_ns)) if late_ns else "", late_ns),
-        cell(f'<span class="place">{text(site)}</span>' if site else ""),
+        cell(text(format_duration(late_ns)) if late_ns else NOTHING, late_ns),
+        cell(markup('<span class="place">{}</span>', site) if site else NOTHING),
     ]
 
 
@@ -133,11 +133,11 @@ def _site(pool: CallPool, number: int) -> str:
     return pool.frames[pool.stacks[stack][0]] if stack != MISSING else ""
 
 
-def _number(value: int) -> str:
+def _number(value: int) -> Html:
     return cell(f"{value}" if value != MISSING else "", value)
 
 
-def _call_rows(trace: Trace, choice: Choice) -> list[list[str]]:
+def _call_rows(trace: Trace, choice: Choice) -> list[list[Html]]:
     names = {group.key: f"{clipped(group.name)} {clipped(group.desc)}".strip() for group in choice.groups}
     rows = _profiled_calls(trace, choice) if choice.is_profiled else _recorded_calls(trace, choice)
     return [_call_cells(choice, names, each) for each in rows]
@@ -178,7 +178,7 @@ def _profiled_calls(trace: Trace, choice: Choice) -> list[dict[str, Any]]:
     ]
 
 
-def _call_cells(choice: Choice, names: dict[int, str], call: dict[str, Any]) -> list[str]:
+def _call_cells(choice: Choice, names: dict[int, str], call: dict[str, Any]) -> list[Html]:
     group = next(group for group in choice.groups if group.key == call["group"])
     op, rank, is_p2p = clipped(call["op"]), None, choice.noun == "transfer"
     if is_p2p:
@@ -186,7 +186,7 @@ def _call_cells(choice: Choice, names: dict[int, str], call: dict[str, Any]) -> 
         op = f"rank {call['src']} to rank {call['dst']}" if "src" in call else op
     state = f"{count_noun(call['n_missing'], 'rank')} not joined" if call["state"] == "missing" else call["state"]
     place = text(map_link(choice.key_of(group), rank, call["seq"], is_p2p))
-    link = f'<a href="{place}">{call["seq"]}</a>' if call["seq"] != MISSING else ""
+    link = markup('<a href="{}">{}</a>', place, call["seq"]) if call["seq"] != MISSING else NOTHING
     spread = max(int(call["spread_ns"]), 0)
     return [
         cell(link, call["seq"]),
@@ -194,6 +194,6 @@ def _call_cells(choice: Choice, names: dict[int, str], call: dict[str, Any]) -> 
         cell(text(op)),
         cell(text(state)),
         cell(f"{call['n_joined']:,} of {call['n_members']:,}", call["n_joined"]),
-        cell(text(format_duration(spread)) if spread else "", spread),
+        cell(text(format_duration(spread)) if spread else NOTHING, spread),
         _number(int(call["last_rank"])),
     ]

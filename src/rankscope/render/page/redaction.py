@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rankscope.model.tables import Text, Trace
-from rankscope.render.html import text
+from rankscope.render.html import Html, text
 
 _NAME = r"[\w.+@%=~-]"
 _PATH = re.compile(
@@ -46,6 +46,9 @@ class Redaction:
         said = self._directory.sub("", said) if self._directory else said
         said = _PATH.sub(_without_directory, said)
         return self._host.sub(lambda found: self._hosts[found.group()], said) if self._host else said
+
+    def clean_html(self, shown: Html) -> Html:
+        return Html(self.clean(shown))
 
     def clean_data(self, data: Any) -> Any:
         """The same within lists and mappings."""

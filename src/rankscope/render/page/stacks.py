@@ -14,7 +14,7 @@ from rankscope.model.source_text import source_line
 from rankscope.model.tables import MISSING, Table
 from rankscope.render.compile_tree.stack_trie import Node, drawn_trie, trie_of
 from rankscope.render.escape import cut_short
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, markup, text
 from rankscope.render.page.contents import Contents, View, absent, map_link, view
 from rankscope.render.page.wait_words import is_hang
 from rankscope.render.source import shown_path
@@ -66,8 +66,8 @@ def stacks_view(contents: Contents) -> View:
     root, n_nodes = trie_of(([frames.row(frame) for frame in stack.frames], stack.anchor) for stack in chosen.shown)
     _Labels(contents, chosen.shown).put(root)
     base = contents.options.base.rstrip("/") + "/" if contents.options.base else ""
-    options = '<label><input type="checkbox" id="foreign-stacks"> show torch and Python frames</label>'
-    body = f'<p>{text(_intro(found))}</p><p class="options">{options}</p>'
+    options = markup('<label><input type="checkbox" id="foreign-stacks"> show torch and Python frames</label>')
+    body = markup('<p>{}</p><p class="options">{}</p>', _intro(found), options)
     body += drawn_trie("stacks", root, n_nodes, base, contents.later) + _left_out(contents, chosen.left_out)
     return View(ANCHOR, TITLE, body + _without_stack(contents, found), badge=f"{len(found):,}")
 
@@ -193,15 +193,15 @@ class _Labels:
             inner = [rank for ranks, _ in branches for rank in ranks]
             ranks_of[id(node)] = sorted(inner + [rank for stack in own for rank in stack.ranks])
 
-    def _chip(self, stack: Stack) -> str:
+    def _chip(self, stack: Stack) -> Html:
         shown = text(ranks_phrase(stack.ranks, _RANGES_IN_CHIP))
-        link = f' href="{text(self._place_on_map(stack))}"' if self.has_map else ""
+        link = markup(' href="{}"', self._place_on_map(stack)) if self.has_map else NOTHING
         title = text("; ".join(_SOURCES[source] for source in dict.fromkeys(stack.sources)))
         remarks = [*stack.reasons[:2], *(["has moved on since"] if "last" in stack.sources else [])]
         said = cut_short("; ".join(remarks), _MAX_REMARK)
-        chip = f'<a class="chip ranks" id="{stack.anchor}"{link} title="{title}">{shown}</a>'
-        chip += ' <span class="odd">cause</span>' if self.culprits.issuperset(stack.ranks) else ""
-        return chip + (f' <span class="faint">{text(said)}</span>' if said else "")
+        chip = markup('<a class="chip ranks" id="{}"{} title="{}">{}</a>', stack.anchor, link, title, shown)
+        chip += markup(' <span class="odd">cause</span>') if self.culprits.issuperset(stack.ranks) else NOTHING
+        return chip + (markup(' <span class="faint">{}</span>', said) if said else NOTHING)
 
     def _place_on_map(self, stack: Stack) -> str:
         if stack.match == MISSING:
@@ -210,9 +210,9 @@ class _Labels:
         return map_link(group, stack.ranks[0], seq, bool(self.is_p2p[stack.match]))
 
 
-def _label(ranks: Sequence[int], largest: int) -> str:
-    odd = ' <span class="odd">odd</span>' if len(ranks) * _ODD_SHARE <= largest else ""
-    return f'<span class="rank-set">{text(ranks_phrase(list(ranks), _RANGES_SHOWN))}</span>{odd}'
+def _label(ranks: Sequence[int], largest: int) -> Html:
+    odd = markup(' <span class="odd">odd</span>') if len(ranks) * _ODD_SHARE <= largest else NOTHING
+    return markup('<span class="rank-set">{}</span>{}', ranks_phrase(list(ranks), _RANGES_SHOWN), odd)
 
 
 def _intro(found: Sequence[Stack]) -> str:
@@ -224,19 +224,19 @@ def _intro(found: Sequence[Stack]) -> str:
     return f"Where each rank is now, from {origins}. {n_stacks}."
 
 
-def _left_out(contents: Contents, stacks: Sequence[Stack]) -> str:
+def _left_out(contents: Contents, stacks: Sequence[Stack]) -> Html:
     if not stacks:
-        return ""
+        return NOTHING
     ranks = [rank for stack in stacks for rank in stack.ranks]
     said = f"no room for {count_noun(len(stacks), 'more stack')} from {count_noun(len(ranks), 'rank')}."
     contents.remarks.append(f"Stacks: {said}")
-    return f'<p class="faint">{text(said.capitalize())} {text(format_ranks(ranks, _RANGES_LISTED))}</p>'
+    return markup('<p class="faint">{} {}</p>', said.capitalize(), format_ranks(ranks, _RANGES_LISTED))
 
 
-def _without_stack(contents: Contents, found: Sequence[Stack]) -> str:
+def _without_stack(contents: Contents, found: Sequence[Stack]) -> Html:
     with_stack = {rank for stack in found for rank in stack.ranks}
     missing = sorted(set(range(contents.report.capture.world_size)) - with_stack)
     if not missing:
-        return ""
+        return NOTHING
     said = f"No stack from {ranks_phrase(missing, _RANGES_SHOWN)}."
-    return f'<p class="faint">{text(said)} To collect the stacks of all threads: <code>{text(COMMAND)}</code></p>'
+    return markup('<p class="faint">{} To collect the stacks of all threads: <code>{}</code></p>', said, COMMAND)

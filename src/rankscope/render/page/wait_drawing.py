@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankscope.render.escape import cut_short
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, joined, markup
 from rankscope.render.page.wait_graph import Edge, Graph
 from rankscope.render.page.wait_words import why_phrase
 
@@ -52,25 +52,34 @@ class _Place:
         return self.y + self.height / 2
 
 
-def drawing(graph: Graph, boxes: Sequence[Box]) -> str:
+def drawing(graph: Graph, boxes: Sequence[Box]) -> Html:
     edges = essential_edges(graph)
     places, width, height = _placed(graph, edges, boxes)
     _, back = _sorted_out(graph, edges)
     height += _DIP * len(back)
     left = GAP // 2 + 2 if any(places[edge.holding].x == 0 for edge in back) else 2
     top = _LOOP + 2 if graph.inner else 2
-    drawn = "".join(_arrows(graph, edges, places))
-    drawn += "".join(_box(box, place) for box, place in zip(boxes, places, strict=True))
-    head = (
+    drawn = joined(_arrows(graph, edges, places))
+    drawn += joined(_box(box, place) for box, place in zip(boxes, places, strict=True))
+    head = markup(
         '<defs><marker id="wait-head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" '
         'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>'
     )
     kind = "wait-graph large" if max(graph.layers) >= _MANY_LAYERS else "wait-graph"
     width, height = int(width + left + 2), int(height + top + 2)
-    return (
-        f'<div class="wide towards-cause"><svg class="{kind}" viewBox="-{left} -{top} {width} {height}" '
-        f'width="{width}" height="{height}" role="group" aria-label="Who waits for whom">'
-        f"{head}{drawn}</svg></div>"
+    return markup(
+        '<div class="wide towards-cause"><svg class="{}" viewBox="-{} -{} {} {}" '
+        'width="{}" height="{}" role="group" aria-label="Who waits for whom">'
+        "{}{}</svg></div>",
+        kind,
+        left,
+        top,
+        width,
+        height,
+        width,
+        height,
+        head,
+        drawn,
     )
 
 
@@ -129,7 +138,7 @@ def _ordered_layers(graph: Graph, edges: Sequence[Edge]) -> list[list[int]]:
     return layers
 
 
-def _arrows(graph: Graph, edges: Sequence[Edge], places: Sequence[_Place]) -> list[str]:
+def _arrows(graph: Graph, edges: Sequence[Edge], places: Sequence[_Place]) -> list[Html]:
     forward, back = _sorted_out(graph, edges)
     base = max(place.y + place.height for place in places)
     leaving, entering = _ports(forward, places)
@@ -190,33 +199,40 @@ def _ports(edges: Sequence[Edge], places: Sequence[_Place]) -> tuple[dict[_Ends,
     return leaving, entering
 
 
-def _arrow(graph: Graph, edge: Edge, path: str, label: tuple[float, float]) -> str:
+def _arrow(graph: Graph, edge: Edge, path: str, label: tuple[float, float]) -> Html:
     kind = "edge cycle" if edge.in_cycle else "edge"
-    return (
-        f'<g class="{kind}"><path d="{path}" marker-end="url(#wait-head)"/><text x="{label[0]:.0f}" '
-        f'y="{label[1]:.1f}" text-anchor="middle">{text(why_phrase(edge, graph.nodes[edge.holding]))}</text></g>'
+    return markup(
+        '<g class="{}"><path d="{}" marker-end="url(#wait-head)"/><text x="{:.0f}" '
+        'y="{:.1f}" text-anchor="middle">{}</text></g>',
+        kind,
+        path,
+        label[0],
+        label[1],
+        why_phrase(edge, graph.nodes[edge.holding]),
     )
 
 
-def _box(box: Box, place: _Place) -> str:
+def _box(box: Box, place: _Place) -> Html:
     x, y, right, bottom = place.x, place.y, place.x + WIDTH, place.y + place.height
     if box.kind == "cause":
         corners = f"M{x + _CUT} {y:.1f}H{right - _CUT}L{right} {y + _CUT:.1f}V{bottom - _CUT:.1f}L{right - _CUT} "
         corners += f"{bottom:.1f}H{x + _CUT}L{x} {bottom - _CUT:.1f}V{y + _CUT:.1f}z"
-        shape = f'<path class="shape" d="{corners}"/>'
+        shape = markup('<path class="shape" d="{}"/>', corners)
     else:
-        shape = f'<rect class="shape" x="{x}" y="{y:.1f}" width="{WIDTH}" height="{place.height}" rx="8"/>'
-    said = "".join(
+        shape = markup(
+            '<rect class="shape" x="{}" y="{:.1f}" width="{}" height="{}" rx="8"/>', x, y, WIDTH, place.height
+        )
+    said = joined(
         _line(line, x + PADDING + 2, y + PADDING + LINE * (number + 1) - 5) for number, line in enumerate(box.lines)
     )
-    tag = _line(box.tag, right - PADDING, y + PADDING + LINE - 5, "end") if box.tag else ""
-    return f'<g class="{f"node {box.kind}".strip()}">{shape}{said}{tag}</g>'
+    tag = _line(box.tag, right - PADDING, y + PADDING + LINE - 5, "end") if box.tag else NOTHING
+    return markup('<g class="{}">{}{}{}</g>', f"node {box.kind}".strip(), shape, said, tag)
 
 
-def _line(line: Line, x: float, y: float, anchor: str = "") -> str:
+def _line(line: Line, x: float, y: float, anchor: str = "") -> Html:
     shown = cut_short(line.said, MAX_CHARS)
-    whole = f"<title>{text(line.said)}</title>" if shown != line.said else ""
-    kind = f' class="{line.kind}"' if line.kind else ""
-    side = f' text-anchor="{anchor}"' if anchor else ""
-    drawn = f'<text x="{x:.0f}" y="{y:.1f}"{kind}{side}>{text(shown)}{whole}</text>'
-    return f'<a href="{text(line.href)}">{drawn}</a>' if line.href else drawn
+    whole = markup("<title>{}</title>", line.said) if shown != line.said else NOTHING
+    kind = markup(' class="{}"', line.kind) if line.kind else NOTHING
+    side = markup(' text-anchor="{}"', anchor) if anchor else NOTHING
+    drawn = markup('<text x="{:.0f}" y="{:.1f}"{}{}>{}{}</text>', x, y, kind, side, shown, whole)
+    return markup('<a href="{}">{}</a>', line.href, drawn) if line.href else drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankscope.model.finding import Finding, Location, count_noun, finding_anchors, ranks_phrase
 from rankscope.model.tables import MISSING
 from rankscope.render.escape import cut_short
-from rankscope.render.html import text
+from rankscope.render.html import NOTHING, Html, markup, text
 from rankscope.render.listing import Column, cell, row, table
 from rankscope.render.page.contents import Contents, View, absent, view
 from rankscope.render.page.stacks import standing_of
@@ -45,12 +45,12 @@ def waits_view(contents: Contents) -> View:
         return absent(ANCHOR, TITLE, "This capture has no Flight Recorder dumps.", COMMAND)
     graph = wait_graph(contents.trace)
     if graph is None:
-        return View(ANCHOR, TITLE, f'<p class="absent">{text(_nobody_waits(contents))}</p>', is_absent=True)
+        return View(ANCHOR, TITLE, markup('<p class="absent">{}</p>', _nobody_waits(contents)), is_absent=True)
     told = [_Told(contents, node) for node in graph.nodes]
     cause = _cause(contents)
     boxes = [_box(each, cause) for each in told]
     n_waiting = sum(len(node.ranks) for node in graph.nodes if node.calls)
-    body = f"<p>{_intro(graph, n_waiting)}</p>{drawing(graph, boxes)}{_table(contents, graph, told)}"
+    body = markup("<p>{}</p>{}{}", _intro(graph, n_waiting), drawing(graph, boxes), _table(contents, graph, told))
     return View(ANCHOR, TITLE, body, badge=f"{n_waiting:,}")
 
 
@@ -109,7 +109,7 @@ def _box(told: _Told, cause: tuple[str, Finding | None]) -> Box:
     return Box(tuple(line for line in lines if line.said), kind, tag)
 
 
-def _intro(graph: Graph, n_waiting: int) -> str:
+def _intro(graph: Graph, n_waiting: int) -> Html:
     causes = [rank for node in graph.nodes if node.is_cause and not node.is_nobody for rank in node.ranks]
     verb = "is" if n_waiting == 1 else "are"
     said = f"{count_noun(n_waiting, 'rank')} {verb} waiting"
@@ -124,7 +124,7 @@ def _intro(graph: Graph, n_waiting: int) -> str:
     return text(said)
 
 
-def _table(contents: Contents, graph: Graph, told: list[_Told]) -> str:
+def _table(contents: Contents, graph: Graph, told: list[_Told]) -> Html:
     """One row per arrow, those next to the cause first, including the arrows that the drawing omits."""
     edges = sorted(
         (*graph.edges, *graph.inner),
@@ -133,12 +133,14 @@ def _table(contents: Contents, graph: Graph, told: list[_Told]) -> str:
     rows = [row(_cells(contents, told, edge)) for edge in edges]
     listed = table(contents.later, "waits-listed", _COLUMNS, rows, ROWS_SHOWN)
     return listed + (
-        '<p class="faint">For each call and rank separately: '
-        '<code>rankscope query PATH "select * from waits order by is_cause desc"</code></p>'
+        markup(
+            '<p class="faint">For each call and rank separately: '
+            '<code>rankscope query PATH "select * from waits order by is_cause desc"</code></p>'
+        )
     )
 
 
-def _cells(contents: Contents, told: list[_Told], edge: Edge) -> list[str]:
+def _cells(contents: Contents, told: list[_Told], edge: Edge) -> list[Html]:
     waiting, holding = told[edge.waiting], told[edge.holding]
     call = waiting.call if edge.calls == waiting.node.calls else call_phrase(edge.calls)
     group = groups_phrase(contents.trace, edge.calls)
@@ -146,19 +148,26 @@ def _cells(contents: Contents, told: list[_Told], edge: Edge) -> list[str]:
     where = ""
     if waiting.site:
         file = shown_path(waiting.site.file, contents.options.base)
-        where = f'<span class="place">{text(file)}:{waiting.site.line}</span> {text(waiting.site.function)}'
-        where = f'<a href="{text(waiting.stack)}">{where}</a>' if waiting.stack else where
+        where = markup('<span class="place">{}:{}</span> {}', file, waiting.site.line, waiting.site.function)
+        where = markup('<a href="{}">{}</a>', waiting.stack, where) if waiting.stack else where
     return [
         cell(_ranks(waiting)),
-        cell(f'{text(cut_short(call, _MAX_CELL))} <span class="faint" title="{text(group)}">{shown_group}</span>'),
-        cell(_ranks(holding) + (" <b>cause</b>" if holding.node.is_cause else "")),
+        cell(
+            markup(
+                '{} <span class="faint" title="{}">{}</span>',
+                cut_short(call, _MAX_CELL),
+                group,
+                shown_group,
+            )
+        ),
+        cell(_ranks(holding) + (markup(" <b>cause</b>") if holding.node.is_cause else NOTHING)),
         cell(text(why_phrase(edge, holding.node)), kind="whole"),
         cell(text(since_phrase(edge.calls).removeprefix("since ")), kind="whole"),
         cell(where),
     ]
 
 
-def _ranks(told: _Told) -> str:
+def _ranks(told: _Told) -> Html:
     name, ranks = text(who(told.node)), text(which(told.node, _RANGES_LISTED))
-    shown = f'<a href="{text(told.on_map)}">{name}</a>' if told.on_map else name
-    return f'{shown} <span class="faint">{ranks}</span>' if ranks else shown
+    shown = markup('<a href="{}">{}</a>', told.on_map, name) if told.on_map else name
+    return markup('{} <span class="faint">{}</span>', shown, ranks) if ranks else shown

@@ -11,7 +11,7 @@ from msgspec import structs
 from rankscope.model.finding import Evidence, Report
 from rankscope.model.parts import declared_parts
 from rankscope.model.tables import Trace
-from rankscope.render.html import page_frame, text
+from rankscope.render.html import NOTHING, Html, joined, markup, page_frame
 from rankscope.render.page.blocks import Blocks
 from rankscope.render.page.contents import Contents, PageOptions, View
 from rankscope.render.page.findings import findings_view
@@ -30,13 +30,13 @@ Progress = Callable[[int, int, str], None]
 class Built(NamedTuple):
     """A page as text without its blocks of data, which a server sends on demand."""
 
-    before: str
-    body: str
-    behind: str
+    before: Html
+    body: Html
+    behind: Html
     blocks: Blocks
     remarks: tuple[str, ...]
 
-    def parts(self) -> Iterator[str]:
+    def parts(self) -> Iterator[Html]:
         yield self.before
         yield self.body
         for name in self.blocks.makers:
@@ -69,18 +69,19 @@ def write_page(
 
 def build_page(trace: Trace, report: Report, options: PageOptions, progress: Progress | None = None) -> Built:
     redaction = _redaction(trace, report, options) if options.redact else None
-    clean = redaction.clean if redaction else str
     blocks = Blocks(options.is_served, redaction.clean_data if redaction else None)
     contents = Contents(trace if options.shows_source else without_source(trace), report, options, blocks=blocks)
     of_world = replace(contents, report=without_other_worlds(report))
     views = sorted(_views(of_world, progress), key=lambda view: view.is_absent)
     views.insert(0, findings_view(contents, [view.anchor for view in views if not view.is_absent]))
-    body = head_html(contents, views) + "".join(_section(view) for view in views)
-    body += '<p id="nothing" hidden>Nothing on this page matches all of these words.</p></main>'
+    body = head_html(contents, views) + joined(_section(view) for view in views)
+    body += markup('<p id="nothing" hidden>Nothing on this page matches all of these words.</p></main>')
     scripts = SERVED_SCRIPTS if options.is_served else SCRIPTS
-    before, behind = page_frame(clean(page_title(contents)), STYLES, scripts, may_ask=options.is_served)
-    later = contents.later.cleaned(clean) if redaction else contents.later
-    return Built(before, clean(body) + later.script(), behind, blocks, tuple(contents.remarks))
+    title, later = page_title(contents), contents.later
+    if redaction:
+        title, body, later = redaction.clean(title), redaction.clean_html(body), later.cleaned(redaction.clean_html)
+    before, behind = page_frame(title, STYLES, scripts, may_ask=options.is_served)
+    return Built(before, body + later.script(), behind, blocks, tuple(contents.remarks))
 
 
 def _redaction(trace: Trace, report: Report, options: PageOptions) -> Redaction:
@@ -110,7 +111,7 @@ def _views(contents: Contents, progress: Progress | None) -> Iterator[View]:
         yield view
 
 
-def _section(view: View) -> str:
-    kind = ' class="absent"' if view.is_absent else ""
-    heading = f'<h2>{text(view.title)}<span class="hits"></span></h2>'
-    return f'<section id="{view.anchor}"{kind}>{heading}{view.body}</section>\n'
+def _section(view: View) -> Html:
+    kind = markup(' class="absent"') if view.is_absent else NOTHING
+    heading = markup('<h2>{}<span class="hits"></span></h2>', view.title)
+    return markup('<section id="{}"{}>{}{}</section>\n', view.anchor, kind, heading, view.body)

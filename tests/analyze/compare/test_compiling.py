@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rankscope import pipeline
-from rankscope.analyze.compile.compare import compare_runs
+from rankscope.analyze.compare.compiling import compare_runs
 from rankscope.model.compile_changes import CompileChanges
 from rankscope.render.compile_changes import change_lines
 from rankscope.simulate.compile_log import LogBuilder, Site

@@ -1,6 +1,6 @@
 """Which ranks of one run did the same with the compiler, and where the others first differ.
 
-Rules and pages both need this. Logs of different runs are never compared, and records that belong to no compilation
+Logs of different runs are never compared, and records that belong to no compilation
 say nothing about what a rank compiled.
 """
 

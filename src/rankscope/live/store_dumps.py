@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from rankscope.collect.dumps.stacks import section_header
-from rankscope.commands.store_groups import Detail, TrackedGroup
+from rankscope.live.store_groups import Detail, TrackedGroup
 from rankscope.read.desync import P2P_OPS, LatestCall, recorder_entry
 
 _VERSION = "2.10"

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from rankscope.model.code_collectives import collectives_parity
-from rankscope.model.rank_groups import (
+from rankscope.model.tables import Trace
+from rankscope.pipeline import load
+from rankscope.render.rank_groups import (
     ASPECTS,
     Aspect,
     Difference,
@@ -18,8 +20,6 @@ from rankscope.model.rank_groups import (
     graph_estimates,
     rank_groups,
 )
-from rankscope.model.tables import Trace
-from rankscope.pipeline import load
 from rankscope.simulate.compile_log import LogBuilder, ids_of, log_name
 from read.compile_log_reading import load_logs
 
