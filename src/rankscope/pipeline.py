@@ -23,7 +23,6 @@ from rankscope.analyze.link import link_table_makers
 from rankscope.analyze.measured import measured
 from rankscope.analyze.metrics import table_makers
 from rankscope.analyze.worlds import Judged, merge_worlds
-from rankscope.model.database import database
 from rankscope.model.finding import SCHEMA_NAME, Capture, Report, WorldRef
 from rankscope.model.tables import Table, Trace
 from rankscope.read.capture import Options, Progress, ReadSettings, read_capture
@@ -140,5 +139,5 @@ def _steps(trace: Trace) -> tuple[int, int | None]:
         return 0, None
     per_rank = "SELECT count(*) AS n, median(duration_ns) AS middle FROM steps GROUP BY rank"
     sql = f"SELECT max(n), median(middle)::BIGINT FROM ({per_rank})"
-    [(n_steps, step_ns)] = database(trace).execute(sql).fetchall()
+    [(n_steps, step_ns)] = trace.sql(sql).rows()
     return n_steps, step_ns

@@ -155,7 +155,7 @@ def test_hostile_values_come_back_as_they_were(name: str, hostile: Trace, tmp_pa
     path = tmp_path / name
     assert main(["export", "job", "-o", str(path)]) == 0
     (rows,) = READERS[name](path, ["metrics"])
-    expected = hostile.query("from metrics").fetchall()
+    expected = hostile.sql("from metrics").rows()
     if name == "out.json":
         expected = [tuple(None if value in (INF, -INF) else value for value in row) for row in expected]
         assert "Infinity" not in path.read_text()

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from rankscope import load
-from rankscope.model.database import connect, database, forbid_outside_access, named_tables
+from rankscope.model.database import connect, forbid_outside_access, named_tables
 from rankscope.model.replicas import shift_replica_ranks
 from rankscope.model.tables import SCHEMA, Part, Table, Trace
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
@@ -167,13 +167,13 @@ def test_a_small_capture_is_asked_in_memory_and_a_large_one_where_it_lies(
     sql = "SELECT * FROM kernels ORDER BY ALL"
     monkeypatch.setattr("rankscope.model.database._ROWS_IN_MEMORY", 0)
     large = load(tmp_path, cache=str(tmp_path / "large"))
-    expected = rows(database(large), sql)
+    expected = large.sql(sql).rows()
     monkeypatch.undo()
     small = load(tmp_path, cache=str(tmp_path / "small"))
-    database(small)
+    assert small.sql(sql).rows() == expected
     for trace in (large, small):
         for part in trace.parts["kernels"]:
             os.remove(part.path)
-    assert rows(database(small), sql) == expected
+    assert small.sql(sql).rows() == expected
     with pytest.raises(duckdb.IOException):
-        rows(database(large), sql)
+        large.sql(sql).rows()

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
 
@@ -51,7 +50,7 @@ def plain(name: str) -> dict[str, Any]:
 
 
 def query(name: str, sql: str) -> list[tuple[Any, ...]]:
-    return database(trace_of(name)).execute(sql).fetchall()
+    return trace_of(name).sql(sql).rows()
 
 
 def attribute(node: dict[str, Any], name: str) -> Any:

@@ -10,7 +10,7 @@ from rankscope.analyze.comm.matching import Matching
 from rankscope.analyze.comm.profile_clocks import ClockQuality, clock_quality, matching_of
 from rankscope.analyze.comm.rows import CommRows, numbered
 from rankscope.analyze.derived import derived
-from rankscope.analyze.device.events import fetch
+from rankscope.analyze.device.events import with_process
 from rankscope.analyze.intervals import covered_ns, union
 from rankscope.model.tables import MISSING, Array, Trace
 
@@ -142,7 +142,9 @@ def _exposed(trace: Trace, rows: CommRows) -> Array:
             continue
         process, end = rows.process[chosen], rows.end_ns[chosen]
         start = _where_alone(process, rows.start_ns[chosen], end)
-        busy = fetch(trace, f"SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM {work}")
+        busy = with_process(
+            trace, trace.sql(f"SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM {work}").columns()
+        )
         worked = union(busy["start_ns"], busy["end_ns"], busy["process"])
         exposed[chosen] = np.maximum(end - start, 0) - covered_ns(worked, start, end, process)
     return exposed

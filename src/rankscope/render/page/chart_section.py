@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from rankscope.model.database import database
 from rankscope.model.finding import count_noun
 from rankscope.render.html import text
 from rankscope.render.listing import Column, fold, table
@@ -18,12 +16,6 @@ MAX_ROWS = 200  # of a table: 16,384 ranks would fill the page
 def section(anchor: str, title: str, said: str, *content: str) -> str:
     """`said` is plain text, the content HTML."""
     return f'<h3 id="{anchor}">{text(title)}</h3><p>{text(said)}</p>' + "".join(content)
-
-
-def rows_of(contents: Contents, needed: str, sql: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement about a derived table, which is made first."""
-    contents.trace.table(needed)
-    return database(contents.trace).execute(sql).fetchall()
 
 
 def table_below(contents: Contents, name: str, columns: Sequence[Column], rows: Sequence[str], about: str) -> str:

@@ -9,7 +9,7 @@ from rankscope.render.html import text
 from rankscope.render.listing import Column, cell, row, table
 from rankscope.render.page.chart_marks import Marks
 from rankscope.render.page.chart_scale import number_text, time_unit
-from rankscope.render.page.chart_section import MAX_ROWS, WORST, more_rows, rows_of, section, shortened, table_below
+from rankscope.render.page.chart_section import MAX_ROWS, WORST, more_rows, section, shortened, table_below
 from rankscope.render.page.charts import Bar, Key, Segment, bars, figure, meter
 from rankscope.render.page.contents import Contents
 
@@ -36,7 +36,7 @@ _OVERLAP = """
 
 
 def overlap_section(contents: Contents, marks: Marks) -> str:
-    found = rows_of(contents, "comm_overlap", _OVERLAP)
+    found = contents.trace.sql(_OVERLAP).rows()
     if not found:
         return ""
     unit = time_unit(max(comm for *_, comm in found))
@@ -88,7 +88,7 @@ _IDLE = """
 
 
 def idle_section(contents: Contents, marks: Marks) -> str:
-    found = rows_of(contents, "idle_gaps", _IDLE)
+    found = contents.trace.sql(_IDLE).rows()
     if not found:
         return ""
     of_rank: dict[int, dict[str, int]] = defaultdict(dict)
@@ -147,7 +147,7 @@ _STREAMS = f"""
 
 
 def _streams(contents: Contents) -> str:
-    found = rows_of(contents, "idle_breakdown", _STREAMS)
+    found = contents.trace.sql(_STREAMS).rows()
     if not found:
         return ""
     unit = time_unit(found[0][5])
@@ -193,7 +193,7 @@ _TOP_KERNELS = f"""
 
 
 def kernel_section(contents: Contents, marks: Marks) -> str:
-    found = rows_of(contents, "kernel_breakdown", _TOP_KERNELS)
+    found = contents.trace.sql(_TOP_KERNELS).rows()
     if not found:
         return ""
     columns = [

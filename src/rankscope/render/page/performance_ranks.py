@@ -8,7 +8,7 @@ from rankscope.render.html import text
 from rankscope.render.listing import Column, cell, row
 from rankscope.render.page.chart_marks import Marks
 from rankscope.render.page.chart_scale import number_text, size_unit, time_unit
-from rankscope.render.page.chart_section import MAX_ROWS, WORST, more_rows, rows_of, section, table_below
+from rankscope.render.page.chart_section import MAX_ROWS, WORST, more_rows, section, table_below
 from rankscope.render.page.charts import Bar, Key, Segment, bars, figure
 from rankscope.render.page.contents import Contents
 
@@ -29,7 +29,7 @@ _STRAGGLERS = f"""
 def straggler_section(contents: Contents, marks: Marks) -> str:
     for name in ("arrivals", "late_causes"):
         contents.trace.table(name)
-    found = rows_of(contents, "stragglers", _STRAGGLERS)
+    found = contents.trace.sql(_STRAGGLERS).rows()
     if not found:
         return ""
     unit = time_unit(max(found[0][1], 1))
@@ -88,7 +88,7 @@ _LATE_PARTS = f"""
 
 
 def _late_parts(contents: Contents) -> str:
-    found = rows_of(contents, "late_causes", _LATE_PARTS)
+    found = contents.trace.sql(_LATE_PARTS).rows()
     if not found:
         return ""
     unit = time_unit(max(own for _, _, _, own, _, _ in found))
@@ -119,7 +119,7 @@ _COLLECTIVES = f"""
 
 
 def collective_section(contents: Contents, marks: Marks) -> str:
-    found = rows_of(contents, "comm_waits", _COLLECTIVES)
+    found = contents.trace.sql(_COLLECTIVES).rows()
     if not found:
         return ""
     per_rank = [
@@ -178,7 +178,7 @@ _BANDWIDTH = f"""
 
 
 def _bandwidth(contents: Contents) -> str:
-    found = rows_of(contents, "comm_bandwidth", _BANDWIDTH)
+    found = contents.trace.sql(_BANDWIDTH).rows()
     if not found:
         return ""
     unit = time_unit(max(each[6] for each in found))
@@ -229,7 +229,7 @@ _BUBBLE_PARTS = (
 
 
 def bubble_section(contents: Contents, marks: Marks) -> str:
-    found = rows_of(contents, "pipeline_bubbles", _BUBBLES)
+    found = contents.trace.sql(_BUBBLES).rows()
     if not found:
         return ""
     unit = time_unit(max(each[2] for each in found))

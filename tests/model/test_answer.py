@@ -1,0 +1,169 @@
+"""The one way to ask: SQL over the tables of a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankscope.errors import UsageError
+from rankscope.model.tables import Table, Trace
+
+
+@pytest.fixture
+def trace() -> Trace:
+    ranks = [{"rank": rank, "host": f"node{rank // 2}"} for rank in range(4)]
+    return Trace(("job",), {"ranks": Table.from_rows("ranks", ranks)})
+
+
+def made_steps(trace: Trace) -> list[str]:
+    """A maker of steps that asks for another table itself; the list says when it ran."""
+    asked: list[str] = []
+
+    def make(own: Trace) -> Table:
+        asked.append("steps")
+        return Table.from_rows(
+            "steps", [{"rank": rank, "step": 7} for (rank,) in own.sql("from ranks select rank").rows()]
+        )
+
+    trace.makers["steps"] = make
+    return asked
+
+
+def test_rows_come_as_often_as_they_are_fetched(trace: Trace) -> None:
+    answer = trace.sql("select host, count(*) as n_ranks from ranks group by host order by host")
+    assert answer.rows() == [("node0", 2), ("node1", 2)]
+    assert answer.rows() == [("node0", 2), ("node1", 2)]
+    assert list(answer.columns()) == ["host", "n_ranks"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select count(*) from steps",
+        "with own as (from steps) select count(*) from own",
+        "select count(*) from ranks where rank in (select rank from steps where step = 7)",
+        "select count(*) from ranks, steps where ranks.rank = steps.rank",
+        "select count(*) from (select * from Steps as s join ranks using (rank)) where step = $step",
+        "with recursive up as (select 1 as n union all select n + 1 from up where n < (select count(*) from steps)) "
+        "select count(*) from up",
+    ],
+)
+def test_a_derived_table_is_made_where_a_statement_names_it(sql: str, trace: Trace) -> None:
+    asked = made_steps(trace)
+    assert trace.sql("select rank from ranks limit 1").rows() == [(0,)]
+    assert trace.sql("select 'steps', rank as steps from ranks limit 1 -- steps").rows() == [("steps", 0)]
+    assert asked == []
+    parameters = {"step": 7} if "$" in sql else {}
+    assert trace.sql(sql, **parameters).rows() == [(4,)]
+    assert asked == ["steps"]
+    assert trace.sql(sql, **parameters).rows() == [(4,)]
+    assert asked == ["steps"]
+
+
+def test_what_is_created_sees_derived_tables_and_is_made_at_once(trace: Trace) -> None:
+    asked = made_steps(trace)
+    trace.sql("create temp view mine as select rank, step from steps where rank < 2")
+    assert asked == ["steps"]
+    trace.sql("create or replace temp table counted as select count(*) as n from mine")
+    assert trace.sql("insert into counted select count(*) from steps").rows() == [(1,)]
+    assert trace.sql("update counted set n = n + 1 where n > $least", least=2).rows() == [(1,)]
+    assert trace.sql("from counted order by n").rows() == [(2,), (5,)]
+    trace.sql("drop table counted")
+    trace.tables["steps"] = Table.from_rows("steps", [{"rank": 0, "step": 8}])
+    assert trace.sql("from mine").rows() == [(0, 8)]
+
+
+def test_two_answers_are_held_at_once(trace: Trace) -> None:
+    ranks = trace.sql("select rank from ranks where rank > $least order by rank", least=1)
+    numbers = trace.sql("select range from range(7)")
+    batches, others = numbers.batches(3), trace.sql("select rank from ranks order by rank").batches(1)
+    assert next(batches) == [(0,), (1,), (2,)]
+    assert ranks.rows() == [(2,), (3,)]
+    assert next(others) == [(0,)]
+    assert next(batches) == [(3,), (4,), (5,)]
+    assert list(others) == [[(1,)], [(2,)], [(3,)]]
+    assert list(batches) == [[(6,)]]
+
+
+def test_other_libraries_get_the_same_rows(trace: Trace) -> None:
+    answer = trace.sql("select rank, host from ranks where rank = $rank", rank=2)
+    expected = {"rank": [2], "host": ["node1"]}
+    pytest.importorskip("pandas")
+    assert answer.df().to_dict("list") == expected
+    pytest.importorskip("pyarrow")
+    assert answer.arrow().to_pydict() == expected
+    pytest.importorskip("polars")
+    assert answer.pl().to_dict(as_series=False) == expected
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "create or replace temp view ranks as select 1 as rank",
+        "create temp table RANKS as select 1 as rank",
+        "delete from ranks",
+        "drop view ranks",
+        "create table mine as select 1 as rank",
+        "-- why\ncreate view mine as select 1 as rank",
+        "alter table ranks add column x int",
+    ],
+)
+def test_a_statement_changes_nothing_in_the_trace(sql: str, trace: Trace) -> None:
+    with pytest.raises(UsageError) as caught:
+        trace.sql(sql)
+    assert caught.value.hint
+    assert trace.sql("select count(*) from ranks").rows() == [(4,)]
+
+
+def test_traces_do_not_see_each_other(trace: Trace) -> None:
+    trace.sql("create temp table mine as select 1 as rank")
+    other = Trace((), {})
+    assert other.sql("from ranks").rows() == []
+    with pytest.raises(UsageError, match="mine does not exist"):
+        other.sql("from mine").rows()
+
+
+@pytest.mark.parametrize(
+    ("sql", "message", "hint"),
+    [
+        ("from nosuch", "Table with name nosuch does not exist", "rankscope tables"),
+        ("select count(*) from rank", "Table with name rank does not exist", "did you mean ranks?"),
+        ("from elsewhere.ranks", "ranks", "rankscope tables"),
+        ("select rnk from ranks", 'Referenced column "rnk" not found', "rankscope tables"),
+        ("from trace", "Table with name trace does not exist", ""),  # not a variable of the caller either
+        ("selec 1", "syntax error", "rankscope tables"),
+        ("", "this is no statement", "from ranks"),
+        ("-- nothing", "this is no statement", "from ranks"),
+        ("from ranks; from ranks", "this is 2 statements", "from ranks"),
+        ("from ranks where rank = $rank", "rank", ""),
+    ],
+)
+def test_what_is_wrong_with_a_statement(sql: str, message: str, hint: str, trace: Trace) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        trace.sql(sql).rows()
+    assert "\n" not in caught.value.message
+    assert hint in (caught.value.hint or "")
+    assert caught.value.hint
+
+
+def test_one_statement_may_end_like_one(trace: Trace) -> None:
+    assert trace.sql("select ';' from ranks limit 1;").rows() == [(";",)]
+    assert len(trace.sql("from ranks;\n").table("ranks")) == 4
+
+
+def test_tables_and_traces_say_what_they_are(trace: Trace) -> None:
+    assert repr(trace) == "Trace of job: 1 table with rows"
+    assert repr(trace.table("group_members")) == "Table group_members: 0 rows of group_id, group_rank, rank"
+
+
+def test_a_table_that_is_not_there(trace: Trace) -> None:
+    with pytest.raises(UsageError, match="unknown table 'rank'") as caught:
+        trace.table("rank")
+    assert caught.value.hint == "did you mean ranks?"
+
+
+def test_a_table_needs_all_its_columns(trace: Trace) -> None:
+    wanted: Any = trace.sql("select rank from ranks")
+    with pytest.raises(UsageError, match="host"):
+        wanted.table("ranks")
