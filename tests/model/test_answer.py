@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rankscope.errors import UsageError
-from rankscope.model.tables import Table, Trace
+from rankscope.model.tables import MISSING, Table, Trace
 
 
 @pytest.fixture
@@ -84,6 +85,33 @@ def test_two_answers_are_held_at_once(trace: Trace) -> None:
     assert next(batches) == [(3,), (4,), (5,)]
     assert list(others) == [[(1,)], [(2,)], [(3,)]]
     assert list(batches) == [[(6,)]]
+
+
+def test_what_is_missing_is_one_thing_on_each_side() -> None:
+    rows = [{"rank": 0, "op": "send", "peer": 1, "group_name": "dp"}, {}]
+    trace = Trace(("job",), {"collectives": Table.from_rows("collectives", rows)})
+    trace.tables["metrics"] = Table.from_rows("metrics", [{"value": 0.5}, {"name": "loss"}])
+    asked = trace.sql("select rank, op, rank > 0 as is_later, [rank] as ranks from collectives order by rank")
+    assert asked.rows() == [(0, "send", False, [0]), (None, None, None, [None])]
+    columns = asked.columns()
+    assert [columns[name].tolist() for name in ("rank", "op", "is_later")] == [[0, MISSING], ["send", ""], [False] * 2]
+    assert columns["rank"].dtype == np.int32
+    assert trace.sql("from metrics select value").rows() == [(0.5,), (None,)]
+    value = trace.sql("from metrics select value").columns()["value"]
+    assert value[0] == 0.5
+    assert np.isnan(value[1])
+    for name in ("collectives", "metrics"):
+        again = trace.sql(f"from {name}").table(name)
+        assert list(map(repr, again.rows())) == list(map(repr, trace.table(name).rows()))
+
+
+def test_arrays_are_asked_like_tables(trace: Trace) -> None:
+    """What is missing in them is NULL, as in the tables."""
+    given = {"rank": np.array([3, MISSING, 1]), "note": np.array(["x", "y", ""], object)}
+    sql = "select rank, note, host from given left join ranks using (rank) order by rank"
+    assert trace.sql(sql, given=given).rows() == [(1, None, "node0"), (3, "x", "node1"), (None, "y", None)]
+    with pytest.raises(UsageError, match="given does not exist"):
+        trace.sql("from given").rows()
 
 
 def test_other_libraries_get_the_same_rows(trace: Trace) -> None:

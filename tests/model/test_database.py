@@ -41,10 +41,10 @@ def test_every_table_has_its_columns_and_types_with_and_without_rows(trace: Trac
     assert rows(connection, "SELECT count(*) FROM ranks") == [(0,)]
 
 
-def test_missing_numbers_are_null_and_missing_text_is_empty(trace: Trace) -> None:
+def test_what_is_missing_is_null(trace: Trace) -> None:
     connection = connect(trace)
     found = rows(connection, "SELECT rank, peer, created_ns, group_name, is_p2p FROM collectives ORDER BY rank")
-    assert found == [(3, None, 1_700_000_000_000_000_000, "", False), (4, 5, None, "", True)]
+    assert found == [(3, None, 1_700_000_000_000_000_000, None, False), (4, 5, None, None, True)]
 
 
 def test_text_that_is_no_unicode_is_kept_as_escapes(trace: Trace) -> None:

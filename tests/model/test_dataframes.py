@@ -163,6 +163,4 @@ def test_large_tables(method: str, tmp_path: Path) -> None:
     trace = rankscope.load(tmp_path)
     assert "kernels" in trace.parts
     converted = getattr(trace.table("kernels"), method)()
-    texts = [f"coalesce({column.name}, '') as {column.name}" for column in SCHEMA["kernels"].columns if column.is_text]
-    sql = f"select * replace ({', '.join(texts)}) from kernels"
-    assert sorted(map(repr, rows_of(converted))) == sorted(map(repr, trace.sql(sql).rows()))
+    assert sorted(map(repr, rows_of(converted))) == sorted(map(repr, trace.sql("from kernels").rows()))

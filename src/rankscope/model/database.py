@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rankscope.model.schema import PART_KEYS
 from rankscope.model.sql import as_pattern, quote_name, quote_path, quote_text
-from rankscope.model.tables import MISSING, SCHEMA, Array, Part, TableSpec, Text, Trace
+from rankscope.model.tables import MISSING, SCHEMA, Array, Column, Part, TableSpec, Text, Trace
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -205,12 +205,17 @@ def _register_parts(connection: DuckDBPyConnection, trace: Trace) -> None:
 def _parts_statement(spec: TableSpec, parts: Sequence[Part], kind: Literal["TABLE", "VIEW"]) -> str:
     """A view reads the parts each time it is asked; a table holds their rows in memory."""
     paths = ", ".join(quote_path(part.path) for part in parts)
-    own = ", ".join(quote_name(column.name) for column in spec.columns if column.name not in PART_KEYS)
+    own = ", ".join(_stored(column) for column in spec.columns if column.name not in PART_KEYS)
     return (
         f"CREATE TEMP {kind} {quote_name(spec.name)} AS "
         f"SELECT nullif({_PARTS}.file_id, {MISSING}) AS file_id, nullif({_PARTS}.rank, {MISSING}) AS rank, {own} "
         f"FROM read_parquet([{paths}], filename = true, hive_partitioning = false) JOIN {_PARTS} USING (filename)"
     )
+
+
+def _stored(column: Column) -> str:
+    name = quote_name(column.name)
+    return f"nullif({name}, '') AS {name}" if column.is_text else name
 
 
 def _register_remote_files(connection: DuckDBPyConnection, trace: Trace) -> None:
@@ -254,7 +259,7 @@ def _selected(name: str, held: Array | Text) -> str:
     kind = "O" if isinstance(held, Text) else held.dtype.kind
     if kind == "f":
         return f"CASE WHEN isnan({name}) THEN NULL ELSE {name} END AS {name}"
-    missing = {"i": str(MISSING)}.get(kind)
+    missing = {"i": str(MISSING), "O": "''", "U": "''"}.get(kind)
     return f"nullif({name}, {missing}) AS {name}" if missing else name
 
 

@@ -1,7 +1,8 @@
 """The data model: every table and column, and the columnar containers that hold them.
 
 Names here are public: they are what `rankscope query` and `rankscope export` show.
-A missing integer is -1 in memory (no column has negative values otherwise) and NULL in the database.
+What is missing is NULL in SQL. In memory it is -1 among integers (no column has negative values otherwise), NaN among
+floats, False, or empty text.
 """
 
 from __future__ import annotations

@@ -141,12 +141,12 @@ def _us(nanoseconds: int | None) -> float | None:
 
 
 def _span(
-    rank: int, thread: int, time_ns: tuple[int, int], name: str, kind: str, args: dict[str, Any]
+    rank: int, thread: int, time_ns: tuple[int, int], name: str | None, kind: str, args: dict[str, Any]
 ) -> dict[str, Any]:
     start, duration = time_ns
     known = {key: value for key, value in args.items() if value not in (None, "")}
     place = {"pid": rank, "tid": thread, "ts": start / 1000, "dur": duration / 1000}
-    return {"ph": "X", "cat": kind, "name": name, **place, "args": known}
+    return {"ph": "X", "cat": kind, "name": name or "", **place, "args": known}
 
 
 def _names(trace: Trace, threads: dict[tuple[int, int], int]) -> Iterator[dict[str, Any]]:

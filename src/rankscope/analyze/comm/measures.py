@@ -17,7 +17,7 @@ from rankscope.model.tables import MISSING, Array, Trace
 _CONFIDENCE = np.array([0.0, 0.7, 0.9, 0.98, 1.0])  # in the order of comm_matching.METHODS
 _ENDS_AGREE_NS = 5_000_000  # members whose ends are further apart weaken a match
 # What a rank does beside communicating. Operators that themselves wait for communication are no work.
-_KERNEL_WORK = "kernels WHERE type <> 'communication'"
+_KERNEL_WORK = "kernels WHERE type IS DISTINCT FROM 'communication'"
 _HOST_WORK = "ops WHERE NOT regexp_matches(name, '^(c10d|_c10d_functional|record_param_comms|nccl:|gloo:)')"
 
 

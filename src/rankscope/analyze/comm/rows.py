@@ -24,13 +24,13 @@ _MENTION = "file_id, rank, group_name, group_desc, group_ranks, group_size, is_o
 # What all members of a collective have in common. The sizes of all_to_all are each member's own; send and recv are two
 # ends of one thing.
 _SIGNATURE = """
-    CASE WHEN is_p2p THEN 'transfer' ELSE op END, CASE WHEN op <> 'all_to_all' THEN dtype END,
-    CASE WHEN op <> 'all_to_all' THEN n_bytes END
+    CASE WHEN is_p2p THEN 'transfer' ELSE op END, CASE WHEN op IS DISTINCT FROM 'all_to_all' THEN dtype END,
+    CASE WHEN op IS DISTINCT FROM 'all_to_all' THEN n_bytes END
 """
 _ROWS = f"""
     SELECT file_id, rank, comm_id, dense_rank() OVER (ORDER BY {_MENTION}) - 1 AS mention,
            dense_rank() OVER (ORDER BY op) - 1 AS op, dense_rank() OVER (ORDER BY {_SIGNATURE}) - 1 AS signature,
-           CASE WHEN coalesce(comms_id, '') = '' THEN -1 ELSE dense_rank() OVER (ORDER BY comms_id) END AS comms_key,
+           CASE WHEN comms_id IS NULL THEN -1 ELSE dense_rank() OVER (ORDER BY comms_id) END AS comms_key,
            dense_rank() OVER (ORDER BY dtype) - 1 AS dtype,
            seq, is_p2p, is_on_host, lane,
            CASE op WHEN 'send' THEN dst WHEN 'recv' THEN src END AS peer, op = 'send' AS is_send,

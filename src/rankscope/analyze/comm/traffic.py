@@ -143,7 +143,7 @@ class _Link(NamedTuple):
 
 # Members of a group are joined once; for transfers, each pair of ranks is a separate link.
 _LINKS = """
-    WITH hosts AS (SELECT file_id, rank, any_value(nullif(host, '')) AS host FROM profiles GROUP BY ALL),
+    WITH hosts AS (SELECT file_id, rank, any_value(host) AS host FROM profiles GROUP BY ALL),
     calls AS (
         SELECT m.match_id, m.group_key, m.op, m.is_p2p, floor(log2(m.n_bytes))::INTEGER AS bucket, m.bus_gbps,
                list_sort(list(DISTINCT c.rank)) AS ranks, list_sort(list(DISTINCT h.host)) AS hosts

@@ -30,11 +30,11 @@ _PROFILED = """
     JOIN (SELECT file_id, rank, comm_id, op, group_desc FROM comms) AS c USING (file_id, rank, comm_id)
     LEFT JOIN comm_groups AS g USING (group_key)"""
 _CALLS = """
-    SELECT c.*, coalesce(f.file, '') AS file, coalesce(f.line, -1)::VARCHAR AS line,
-           coalesce(f.function, '') AS function,
+    SELECT c.* REPLACE (coalesce(c.group_desc, '') AS group_desc), coalesce(f.file, '') AS file,
+           coalesce(f.line, -1)::VARCHAR AS line, coalesce(f.function, '') AS function,
            c.created_ns - coalesce(r.clock_offset_ns, 0) AS joined_ns
     FROM collectives AS c LEFT JOIN frames AS f ON f.frame_id = c.site_id LEFT JOIN ranks AS r ON r.rank = c.rank
-    WHERE c.status = 'done' AND c.role <> 'member'"""
+    WHERE c.status = 'done' AND c.role IS DISTINCT FROM 'member'"""
 # The members of a group join together: the group is what is compared, under its first rank.
 _ARRIVALS = f"""
     SELECT op, group_desc, 'arrival' AS part, file, line, function, first_rank AS unit, 0 AS file_id, 0 AS step,
@@ -48,8 +48,6 @@ _DURATIONS = f"""
     FROM ({_CALLS}) WHERE duration_ns > 0"""
 _SITE_KEYS = ("op", "group_desc", "part", "file", "line", "function")
 
-
-_DERIVED_TABLES = ("comm_groups", "comm_matches", "comm_calls")  # asking for them makes them
 _NO_SITE = ("", MISSING, "")
 
 
@@ -165,4 +163,4 @@ def _waited_for(reading: _Reading, spot: Spot, units: tuple[int, ...]) -> tuple[
 
 _LAST_IN_PROFILE = """
     SELECT last_rank, sum(wait_ns) FROM comm_matches JOIN comm_groups USING (group_key)
-    WHERE op = $op AND "desc" = $group AND last_rank IS NOT NULL GROUP BY last_rank"""
+    WHERE op = $op AND coalesce("desc", '') = $group AND last_rank IS NOT NULL GROUP BY last_rank"""

@@ -105,7 +105,8 @@ def copies_slow(trace: Trace) -> Iterator[Finding | Effect]:
     others = with_process(
         trace,
         trace.sql(
-            "SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM kernels WHERE type <> 'memory'"
+            "SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM kernels "
+            "WHERE type IS DISTINCT FROM 'memory'"
         ).columns(),
     )
     waited = difference(*(union(rows["start_ns"], rows["end_ns"], rows["process"]) for rows in (copies, others)))

@@ -85,7 +85,7 @@ def _collectives(trace: Trace) -> dict[str, Array]:
     return with_process(
         trace,
         trace.sql(f"""
-            SELECT {_SPAN}, concat_ws(' in ', coalesce(op, 'unknown'), nullif(group_desc, '')) AS name
+            SELECT {_SPAN}, concat_ws(' in ', coalesce(op, 'unknown'), group_desc) AS name
             FROM comms WHERE coalesce(op, '') NOT IN ('send', 'recv')
         """).columns(),
     )

@@ -293,7 +293,8 @@ class _Site(NamedTuple):
 
 def _wait_sites(trace: Trace, losses: Losses) -> list[_Site]:
     sql = f"""
-        SELECT name, root_operator, annotation, sum(n)::BIGINT, sum(n_idle)::BIGINT, sum(idle_ns)::BIGINT AS idle_ns
+        SELECT name, coalesce(root_operator, '') AS root_operator, coalesce(annotation, '') AS annotation,
+               sum(n)::BIGINT, sum(n_idle)::BIGINT, sum(idle_ns)::BIGINT AS idle_ns
         FROM sync_calls WHERE rank IN ({", ".join(map(str, losses.culprits))}) AND n_idle > 0
         GROUP BY ALL ORDER BY idle_ns DESC, name, root_operator, annotation
     """

@@ -74,7 +74,7 @@ def _levels(hops: dict[int, list[int]]) -> dict[int, int]:
 def _positions_in_groups(trace: Trace) -> dict[int, int]:
     """If transfers do not show it: the position in the largest group that calls itself a pipeline."""
     rows = trace.sql(
-        "SELECT DISTINCT group_desc, group_ranks FROM comms WHERE group_ranks <> '' AND group_desc <> ''"
+        "SELECT DISTINCT group_desc, group_ranks FROM comms WHERE group_ranks IS NOT NULL AND group_desc IS NOT NULL"
     ).rows()
     lines = []
     for desc, text in rows:

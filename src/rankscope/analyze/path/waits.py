@@ -75,7 +75,8 @@ SELECT c.file_id, c.rank, c.tid, c.call_id, c.start_ns, c.end_ns, s.device,
        CASE WHEN s.kind = 'event' THEN coalesce(r.start_ns, c.start_ns) ELSE c.start_ns END AS until_ns
 FROM calls AS c
 LEFT JOIN syncs AS s
-    ON {same_process("s", "c")} AND s.correlation = c.correlation AND s.kind <> 'stream-wait' AND c.correlation > 0
+    ON {same_process("s", "c")} AND s.correlation = c.correlation AND c.correlation > 0
+       AND s.kind IS DISTINCT FROM 'stream-wait'
 LEFT JOIN recorded AS r ON {same_process("r", "c")} AND r.correlation = s.wait_on_call
 """
 

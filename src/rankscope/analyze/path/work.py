@@ -197,7 +197,7 @@ WITH described AS (
            k.launch_start_ns, k.launch_end_ns, k.launch_tid, k.step, d.match_id, d.n_bytes,
            k.type = 'communication' AS is_comm, d.is_p2p, k.type = 'memory' AS is_copy
     FROM kernels AS k LEFT JOIN described AS d ON {same_process("k", "d")} AND k.kernel_id = d.kernel_id
-    WHERE k.type <> 'other'
+    WHERE k.type IS DISTINCT FROM 'other'
     UNION ALL
     SELECT d.file_id, d.rank, d.comm_id, true, {MISSING}, d.tid, d.start_ns, d.duration_ns,
            coalesce(o.start_ns, d.start_ns), coalesce(o.end_ns, d.start_ns), o.tid, d.step, d.match_id, d.n_bytes, true,

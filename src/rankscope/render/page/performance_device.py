@@ -187,7 +187,8 @@ _TOP_KERNELS = f"""
                arg_max(rank, (mean_ns, -rank)) AS slowest_rank
         FROM kernel_breakdown GROUP BY name ORDER BY total_ns DESC, name LIMIT {_KERNELS}
     )
-    SELECT top.name, type, n, total_ns, total_ns / greatest(ns, 1), n_ranks, middle, fastest, slowest, slowest_rank
+    SELECT coalesce(top.name, ''), coalesce(type, ''), n, total_ns, total_ns / greatest(ns, 1),
+           n_ranks, middle, fastest, slowest, slowest_rank
     FROM top, all_time ORDER BY total_ns DESC, name
 """
 

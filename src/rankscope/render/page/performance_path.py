@@ -32,7 +32,7 @@ _KINDS = {
     "kernel-gap": ("nothing", "gap between kernels"),
 }
 _SUMMARY = f"""
-    SELECT rank, kind, n_pieces, duration_ns, coalesce(share_pct, 0), main_name FROM path_summary
+    SELECT rank, kind, n_pieces, duration_ns, coalesce(share_pct, 0), coalesce(main_name, '') FROM path_summary
     ORDER BY duration_ns DESC, rank, kind LIMIT {MAX_ROWS}
 """
 

@@ -27,8 +27,6 @@ _STRAGGLERS = f"""
 
 
 def straggler_section(contents: Contents, marks: Marks) -> str:
-    for name in ("arrivals", "late_causes"):
-        contents.trace.table(name)
     found = contents.trace.sql(_STRAGGLERS).rows()
     if not found:
         return ""
@@ -111,7 +109,8 @@ def _late_parts(contents: Contents) -> str:
 # Collectives
 
 _COLLECTIVES = f"""
-    SELECT group_name, op, sum(n_calls)::BIGINT, count(*), sum(wait_ns)::BIGINT, sum(transfer_ns)::BIGINT,
+    SELECT coalesce(group_name, ''), coalesce(op, ''), sum(n_calls)::BIGINT, count(*),
+           sum(wait_ns)::BIGINT, sum(transfer_ns)::BIGINT,
            sum(exposed_ns)::BIGINT, arg_min(rank, (wait_ns, rank)), group_key
     FROM comm_waits GROUP BY group_key, group_name, op
     ORDER BY sum(wait_ns) + sum(transfer_ns) DESC, group_key, op LIMIT {MAX_ROWS}
@@ -171,8 +170,8 @@ def collective_section(contents: Contents, marks: Marks) -> str:
 
 
 _BANDWIDTH = f"""
-    SELECT op, group_name, group_size, coalesce(n_hosts, -1), n_bytes, n_matches, transfer_ns,
-           bus_gbps, slowest_gbps, fastest_gbps
+    SELECT coalesce(op, ''), coalesce(group_name, ''), group_size, coalesce(n_hosts, -1), n_bytes, n_matches,
+           transfer_ns, bus_gbps, slowest_gbps, fastest_gbps
     FROM comm_bandwidth ORDER BY n_matches * transfer_ns DESC, group_key, op, n_bytes LIMIT {MAX_ROWS}
 """
 

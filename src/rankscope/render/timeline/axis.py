@@ -21,10 +21,10 @@ _CLOCKS = f"""
 CREATE OR REPLACE TEMP TABLE timeline_clocks AS
 WITH told AS (
     SELECT rank, host FROM ranks UNION ALL SELECT rank, host FROM profiles UNION ALL SELECT rank, host FROM manifests
-    UNION ALL SELECT rank, '' FROM compile_logs UNION ALL SELECT DISTINCT rank, '' FROM metrics
-    UNION ALL SELECT DISTINCT rank, '' FROM thread_stacks
+    UNION ALL SELECT rank, NULL FROM compile_logs UNION ALL SELECT DISTINCT rank, NULL FROM metrics
+    UNION ALL SELECT DISTINCT rank, NULL FROM thread_stacks
 ), known AS (
-    SELECT rank, max(host) AS host, count(DISTINCT coalesce(nullif(max(host), ''), '#' || rank)) OVER () AS n_clocks
+    SELECT rank, max(host) AS host, count(DISTINCT coalesce(max(host), '#' || rank)) OVER () AS n_clocks
     FROM told WHERE rank IS NOT NULL GROUP BY rank
 ), profiled AS (
     SELECT rank, arg_min(offset_ns, file_id) AS offset_ns, max(error_ns) AS error_ns, bool_and(is_aligned) AS is_aligned
@@ -100,6 +100,6 @@ def rank_clocks(trace: Trace) -> dict[int, dict[str, Any]]:
     """Per rank: its host, what its times were moved by, how far off that may be, and whether that is known."""
     rows = trace.sql("FROM timeline_clocks").rows()
     return {
-        rank: {"host": host, "offset_ns": offset, "error_ns": error, "is_aligned": bool(is_aligned)}
+        rank: {"host": host or "", "offset_ns": offset, "error_ns": error, "is_aligned": bool(is_aligned)}
         for rank, host, offset, error, is_aligned in rows
     }

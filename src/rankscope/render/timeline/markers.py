@@ -18,13 +18,13 @@ _RECORDED = """
 SELECT coalesce(min(e.created_ns - coalesce(o.offset_ns, 0)) FILTER (list_contains($ranks, e.rank)),
                 min(e.created_ns - coalesce(o.offset_ns, 0)))
 FROM collectives AS e LEFT JOIN timeline_clocks AS o ON o.rank = e.rank
-WHERE e.group_name = $group AND e.is_p2p = $p2p
+WHERE coalesce(e.group_name, '') = $group AND e.is_p2p = $p2p
       AND coalesce(CASE WHEN e.is_p2p THEN e.p2p_seq END, e.seq) = $seq
       AND e.created_ns > 0 AND list_contains($members, e.rank)
 """
 _PROFILED = """
 SELECT min(m.start_ns) FROM comm_matches AS m JOIN comm_groups AS g USING (group_key)
-WHERE g.name = $group AND m.is_p2p = $p2p AND m.seq = $seq
+WHERE coalesce(g.name, '') = $group AND m.is_p2p = $p2p AND m.seq = $seq
 """
 _SLOWEST_STEP = f"""
 SELECT arg_max({common_clock("e.start_ns")}, (e.duration_ns, -e.step)) FROM steps AS e {JOIN_CLOCK}

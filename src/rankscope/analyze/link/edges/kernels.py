@@ -88,7 +88,7 @@ def _launchers(trace: Trace, nodes: HostNodes, work: Work, rows: Array) -> Array
 
 
 _LAUNCHING_OPS = """
-SELECT file_id, rank, kernel_id, op_id FROM kernels WHERE type <> 'other'
+SELECT file_id, rank, kernel_id, op_id FROM kernels WHERE type IS DISTINCT FROM 'other'
 """
 
 

@@ -13,8 +13,9 @@ from rankscope.model.tables import MISSING, Array, Trace
 # counted from the first recorded one, all have to have made as many. Which member came last is then told by the clock.
 _CALLS = f"""
 WITH called AS (
-    SELECT *, coalesce(rank, {MISSING}) AS own_rank, CASE WHEN is_p2p THEN 'transfer' ELSE op END AS what,
-           concat_ws(' ', is_p2p, group_name, group_ranks, CASE WHEN is_p2p THEN src END, CASE WHEN is_p2p THEN dst END,
+    SELECT *, coalesce(rank, {MISSING}) AS own_rank, CASE WHEN is_p2p THEN 'transfer' ELSE coalesce(op, '') END AS what,
+           concat_ws(' ', is_p2p, coalesce(group_name, ''), coalesce(group_ranks, ''),
+                     CASE WHEN is_p2p THEN src END, CASE WHEN is_p2p THEN dst END,
                      CASE WHEN is_p2p THEN tag END) AS party
     FROM et_collectives
 ), same_place AS (
