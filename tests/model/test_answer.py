@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,19 @@ def test_two_answers_are_held_at_once(trace: Trace) -> None:
     assert list(batches) == [[(6,)]]
 
 
+def test_an_answer_holds_its_trace_and_nothing_else_does() -> None:
+    own = Trace((), {"ranks": Table.from_rows("ranks", [{"rank": 0}])})
+    is_alive = weakref.ref(own)
+    answer = own.sql("select rank from ranks")
+    del own
+    assert answer.rows() == [(0,)]
+    batches = answer.batches(1)
+    del answer
+    assert list(batches) == [[(0,)]]
+    del batches
+    assert is_alive() is None, "large columns wait for the next collection of garbage"
+
+
 def test_what_is_missing_is_one_thing_on_each_side() -> None:
     rows = [{"rank": 0, "op": "send", "peer": 1, "group_name": "dp"}, {}]
     trace = Trace(("job",), {"collectives": Table.from_rows("collectives", rows)})
@@ -112,6 +126,10 @@ def test_arrays_are_asked_like_tables(trace: Trace) -> None:
     assert trace.sql(sql, given=given).rows() == [(1, None, "node0"), (3, "x", "node1"), (None, "y", None)]
     with pytest.raises(UsageError, match="given does not exist"):
         trace.sql("from given").rows()
+    with pytest.raises(UsageError, match="steps is a table of the trace"):
+        trace.sql("from steps", steps=given)
+    in_turn = trace.sql("select rank from given order by rank", given=given).batches(2)
+    assert list(in_turn) == [[(1,), (3,)], [(None,)]]
 
 
 def test_other_libraries_get_the_same_rows(trace: Trace) -> None:

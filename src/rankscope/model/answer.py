@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,9 @@ import duckdb
 import numpy as np
 
 from rankscope.errors import UsageError, did_you_mean
-from rankscope.model.database import SQL_TYPES, Database, Fetch, Result, Row, Values, missing_table
+from rankscope.model.database import SQL_TYPES, Fetch, Result, Row, Values, database_of, missing_table
 from rankscope.model.sql import quote_name
-from rankscope.model.tables import MISSING, SCHEMA, Array, Column, Table, Text
+from rankscope.model.tables import MISSING, SCHEMA, Array, Column, Table, Text, Trace
 
 if TYPE_CHECKING:
     import pandas
@@ -35,14 +35,16 @@ _OWN_TABLE = re.compile(
 class Answer:
     """The rows of a statement. A question runs each time that it is fetched; a change has been made already."""
 
-    def __init__(self, database: Database, query: str, parameters: Mapping[str, Any]) -> None:
-        self._database, self._query, self._parameters = database, query, parameters
+    def __init__(self, trace: Trace, query: str, parameters: Mapping[str, Any]) -> None:
+        self._trace, self._query, self._parameters = trace, query, parameters
+        self._database = database_of(trace)
         self._changed: list[Row] | None = None
         start = _BEFORE.match(query)
         text = query[start.end() :] if start else query
         if ";" in text or not text:
             with _explained():
-                check_single(database.n_statements(query))
+                check_single(self._database.n_statements(query))
+        _check_names(name for name, value in parameters.items() if isinstance(value, Mapping))
         if _CHANGE.match(text):
             _check_change(text)
             self._changed = self._fetch(query, _rows)
@@ -107,8 +109,13 @@ def _check_change(text: str) -> None:
     own = _OWN_TABLE.match(text)
     if own is None:
         raise UsageError("only temporary tables and views can be made", "create temp table mine as select ...")
-    if own["name"].casefold() in SCHEMA:
-        raise UsageError(f"{own['name']} is a table of the trace and stays as it is", "use another name")
+    _check_names([own["name"]])
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if name.casefold() in SCHEMA:
+            raise UsageError(f"{name} is a table of the trace and stays as it is", "use another name")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -37,7 +38,7 @@ class Database:
     """The connection of one trace. Each table appears in it when a statement first names it."""
 
     def __init__(self, trace: Trace) -> None:
-        self._trace = trace
+        self._of = weakref.ref(trace)  # the trace holds it: a cycle would keep large columns until the next collection
         self._connection = _instance(os.getpid()).cursor()
         self._shown: dict[str, _Shown] = {}
         self._stream: _Stream | None = None
@@ -55,7 +56,10 @@ class Database:
         for name, columns in given.items():
             _create_view(self._connection, name, columns)
         try:
-            return self._run(query, values or None, fetched)
+            result = self._run(query, values or None, fetched)
+            if given and isinstance(result, _Stream):
+                result.take_rest()  # its tables go now
+            return result
         finally:
             for name in given:
                 self._connection.execute(f"DROP VIEW temp.{quote_name(name)}").fetchall()
@@ -89,6 +93,12 @@ class Database:
                 if name not in SCHEMA or name in self._shown:
                     raise
             self._show(name)  # no statement is under way here: a table may ask for others while it is made
+
+    @property
+    def _trace(self) -> Trace:
+        trace = self._of()
+        assert trace is not None, "an answer holds its trace"
+        return trace
 
     def _held(self, name: str) -> Any:
         return self._trace.parts.get(name) or self._trace.tables.get(name)

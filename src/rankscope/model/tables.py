@@ -284,9 +284,8 @@ class Trace:
         Of large tables only the columns that the statement names are read, and only its rows are kept.
         """
         from rankscope.model.answer import Answer
-        from rankscope.model.database import database_of
 
-        return Answer(database_of(self), query, parameters)
+        return Answer(self, query, parameters)
 
     def __repr__(self) -> str:
         from rankscope.model.finding import count_noun

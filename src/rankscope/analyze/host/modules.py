@@ -121,7 +121,8 @@ def _by_module(trace: Trace, tree: dict[str, Array], selection: Selection, sourc
             FROM module_calls AS c ASOF LEFT JOIN steps AS s
                 ON s.file_id = c.file_id AND s.rank = c.rank AND c.start_ns >= s.start_ns
         )
-        SELECT rank, module, arg_min(parent, start_ns) AS parent, min(depth) AS depth, {quote_text(source)} AS source,
+        SELECT rank, module, arg_min(coalesce(parent, ''), start_ns) AS parent, min(depth) AS depth,
+               {quote_text(source)} AS source,
                count(*) AS n, sum(duration_ns) FILTER (NOT is_recursive) AS total_ns, sum(self_ns) AS self_ns,
                sum(n_kernels) AS n_kernels, sum(kernel_ns) AS kernel_ns,
                sum(n_kernels_below) FILTER (NOT is_recursive) AS n_kernels_below,
