@@ -200,6 +200,7 @@ def test_one_statement_may_end_like_one(trace: Trace) -> None:
 
 def test_tables_and_traces_say_what_they_are(trace: Trace) -> None:
     assert repr(trace) == "Trace of job: 1 table with rows"
+    assert repr(trace.sql("from\n  ranks")).startswith("Answer to 'from ranks': fetch it with rows(), ")
     assert repr(trace.table("group_members")) == "Table group_members: 0 rows of group_id, group_rank, rank"
 
 

@@ -108,7 +108,7 @@ def test_tensors_are_those_of_the_file(name: str) -> None:
     )
     columns = "tensor_id, storage_id, storage_offset, n_elements, n_item_bytes, device"
     assert Counter(query(name, f"SELECT node_id, is_output, {columns} FROM et_tensors")) == told
-    assert query(name, "SELECT count(*) FROM et_tensors WHERE dtype = ''") == [(0,)]
+    assert query(name, "SELECT count(*) FROM et_tensors WHERE dtype IS NULL") == [(0,)]
 
 
 def test_counts() -> None:

@@ -84,6 +84,10 @@ class Answer:
             self._query, lambda connection, query, values: connection.sql(query, params=values).to_arrow_table()
         )
 
+    def __repr__(self) -> str:
+        query = " ".join(self._query.split())
+        return f"Answer to {query!r}: fetch it with rows(), columns(), table(), df(), pl() or arrow()"
+
     def _fetch(self, query: str, fetched: Fetch[Result]) -> Result:
         with _explained():
             return self._database.fetch(query, self._parameters, fetched)
