@@ -293,7 +293,8 @@ def tables_page() -> str:
     parts = [
         f"{NOTICE}\n# Tables",
         "What `rankscope query` sees and `rankscope export` writes. Times are nanoseconds since the epoch on the clock "
-        "of the host that recorded them, sizes are bytes, and `rank` is always the global rank.",
+        "of the host that recorded them, sizes are bytes, and `rank` is always the global rank. "
+        "What is missing is NULL, numbers and text alike.",
     ]
     for table in SCHEMA.values():
         rows = ((f"`{column.name}`", column.kind, column.doc) for column in table.columns)

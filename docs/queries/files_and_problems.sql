@@ -1,6 +1,6 @@
 -- What was read, what was not, and why?
 -- Needs: any capture.
-select coalesce(nullif(source, ''), 'unknown') as source, status, problem, count(*) as n_files,
+select coalesce(source, 'unknown') as source, status, problem, count(*) as n_files,
        sum(n_bytes) as n_bytes, min(path) as first_file, any_value(hint) as hint
 from files
 group by source, status, problem

@@ -2,7 +2,7 @@
 -- Needs: TORCH_TRACE logs.
 with causes as (
     select file_id, rank, compile_id, string_agg(distinct cause, ', ' order by cause) as causes,
-           string_agg(distinct subject, ', ' order by subject) filter (where subject <> '') as subjects
+           string_agg(distinct subject, ', ' order by subject) as subjects
     from recompiles
     group by file_id, rank, compile_id
 )

@@ -16,7 +16,6 @@ import pytest
 import rankscope
 from analyze.device_tables import Row, findings, only_row, rows_of
 from rankscope.analyze.metric import Selection
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 
 SAMPLES = Path(__file__).resolve().parents[3] / "shared" / "samples" / "kineto"
@@ -56,9 +55,7 @@ def loaded(name: str) -> Trace:
 
 def selection_of(name: str, which: str) -> Selection:
     """`hta_filter` leaves out what the last of several steps launched."""
-    numbers = [
-        number for (number,) in database(loaded(name)).execute("SELECT step FROM steps ORDER BY step").fetchall()
-    ]
+    numbers = [number for (number,) in loaded(name).sql("SELECT step FROM steps ORDER BY step").rows()]
     return Selection(steps=numbers[:-1]) if which == "hta_filter" and len(numbers) > 1 else Selection()
 
 

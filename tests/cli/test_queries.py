@@ -130,8 +130,8 @@ def test_every_query_has_a_capture_that_answers_it() -> None:
 @pytest.mark.cases
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_finds_what_the_capture_holds(name: str, captured: Callable[[str], Trace]) -> None:
-    rows = captured(name).query(QUERIES[name].read_text(encoding="utf-8"))
-    found = [dict(zip(rows.columns, row, strict=True)) for row in rows.fetchall()]
+    answer = captured(name).sql(QUERIES[name].read_text(encoding="utf-8"))
+    found = [dict(zip(answer.columns(), row, strict=True)) for row in answer.rows()]
     assert found
     expected = ANSWERS[name][1]
     assert {column: found[0][column] for column in expected} == expected
@@ -139,7 +139,7 @@ def test_a_query_finds_what_the_capture_holds(name: str, captured: Callable[[str
 
 def test_both_sides_of_a_mismatch_are_there(captured: Callable[[str], Trace]) -> None:
     sql = QUERIES["mismatched_calls"].read_text(encoding="utf-8")
-    sides = captured("mismatched_calls").query(f"select op, n_ranks, first_ranks from ({sql})").fetchall()
+    sides = captured("mismatched_calls").sql(f"select op, n_ranks, first_ranks from ({sql})").rows()
     assert len({op for op, _, _ in sides}) == 2
     assert [ranks for _, n_ranks, ranks in sides if n_ranks == 1] == [[5]]
 
@@ -147,14 +147,14 @@ def test_both_sides_of_a_mismatch_are_there(captured: Callable[[str], Trace]) ->
 def test_idle_time_is_shared_among_its_causes(captured: Callable[[str], Trace]) -> None:
     sql = QUERIES["idle_by_cause"].read_text(encoding="utf-8")
     shares = f"select rank, sum(share_pct) from ({sql}) group by rank"
-    assert {round(share) for _, share in captured("idle_by_cause").query(shares).fetchall()} == {100}
+    assert {round(share) for _, share in captured("idle_by_cause").sql(shares).rows()} == {100}
 
 
 @pytest.mark.slow
 def test_a_capture_without_the_sources_gives_no_rows() -> None:
     nothing = Trace((), {})
     for name, path in QUERIES.items():
-        assert nothing.query(path.read_text(encoding="utf-8")).fetchall() == [], name
+        assert nothing.sql(path.read_text(encoding="utf-8")).rows() == [], name
 
 
 def test_the_readme_lists_them_all() -> None:
@@ -182,4 +182,4 @@ def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         exec(block, names)
     assert names["report"].findings[0].code == "H102"
     assert len(names["late"]) == 8
-    assert [op for op, _ in names["rows"].fetchall()] == ["all_reduce", "broadcast"]
+    assert [op for op, _ in names["answer"].rows()] == ["all_reduce", "broadcast"]

@@ -72,7 +72,7 @@ def test_large_tables_are_counted_without_being_loaded(
         raise AssertionError("loaded")
 
     simulate_profile(ProfileSpec(data_parallel=2, n_steps=1, n_layers=1)).write(tmp_path)
-    monkeypatch.setattr("rankscope.model.database.load_table", refuse)
+    monkeypatch.setattr("rankscope.model.tables.Trace.sql", refuse)
     assert main(["tables", str(tmp_path), "--table", "kernels", "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)
     assert record["n_rows"] > 0

@@ -14,7 +14,6 @@ import pytest
 
 from conformance.foreign import CONTENTS
 from rankscope.errors import BadFileError
-from rankscope.model.database import load_table
 from rankscope.model.tables import SCHEMA, Part, Table, Text, Trace
 from rankscope.read import Reader, own_readers
 from rankscope.read.cache import entry_name
@@ -55,7 +54,7 @@ def read(name: str, path: Path) -> list[Table]:
         results = list(_READERS[name].read(placed))
         tables = [result for result in results if isinstance(result, Table)]
         parts = [result for result in results if isinstance(result, Part)]
-        return [*tables, *(load_table(Trace((), {}, {part.table: [part]}), part.table) for part in parts)]
+        return [*tables, *(Trace((), {}, {part.table: [part]}).table(part.table) for part in parts)]
 
 
 @functools.cache

@@ -25,7 +25,6 @@ from collected_jobs import (
 from launching import JOBS
 
 import nsys_stand_in
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
 
@@ -46,7 +45,7 @@ class Collected(NamedTuple):
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         self.trace.table("et_pairs")
-        return database(self.trace).execute(sql).fetchall()
+        return self.trace.sql(sql).rows()
 
 
 @pytest.fixture(scope="module")

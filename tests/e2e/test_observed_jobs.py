@@ -14,7 +14,6 @@ import pytest
 from launching import JOB_ENVIRONMENT, Started, run_forked
 
 from analyze.link.edge_traces import assert_sound
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
 
@@ -69,7 +68,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def rows(trace: Trace, sql: str) -> list[tuple[Any, ...]]:
     for table in ("et_pairs", "et_links", "et_edges", "et_collectives"):
         trace.table(table)
-    return database(trace).execute(sql).fetchall()
+    return trace.sql(sql).rows()
 
 
 @pytest.mark.parametrize("case", LINKED)

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from rankscope import load
-from rankscope.model.database import connect, database, forbid_outside_access, named_tables
+from rankscope.model.database import connect, forbid_outside_access, named_tables
 from rankscope.model.replicas import shift_replica_ranks
 from rankscope.model.tables import SCHEMA, Part, Table, Trace
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
@@ -41,10 +41,10 @@ def test_every_table_has_its_columns_and_types_with_and_without_rows(trace: Trac
     assert rows(connection, "SELECT count(*) FROM ranks") == [(0,)]
 
 
-def test_missing_numbers_are_null_and_missing_text_is_empty(trace: Trace) -> None:
+def test_what_is_missing_is_null(trace: Trace) -> None:
     connection = connect(trace)
     found = rows(connection, "SELECT rank, peer, created_ns, group_name, is_p2p FROM collectives ORDER BY rank")
-    assert found == [(3, None, 1_700_000_000_000_000_000, "", False), (4, 5, None, "", True)]
+    assert found == [(3, None, 1_700_000_000_000_000_000, None, False), (4, 5, None, None, True)]
 
 
 def test_text_that_is_no_unicode_is_kept_as_escapes(trace: Trace) -> None:
@@ -167,13 +167,13 @@ def test_a_small_capture_is_asked_in_memory_and_a_large_one_where_it_lies(
     sql = "SELECT * FROM kernels ORDER BY ALL"
     monkeypatch.setattr("rankscope.model.database._ROWS_IN_MEMORY", 0)
     large = load(tmp_path, cache=str(tmp_path / "large"))
-    expected = rows(database(large), sql)
+    expected = large.sql(sql).rows()
     monkeypatch.undo()
     small = load(tmp_path, cache=str(tmp_path / "small"))
-    database(small)
+    assert small.sql(sql).rows() == expected
     for trace in (large, small):
         for part in trace.parts["kernels"]:
             os.remove(part.path)
-    assert rows(database(small), sql) == expected
+    assert small.sql(sql).rows() == expected
     with pytest.raises(duckdb.IOException):
-        rows(database(large), sql)
+        large.sql(sql).rows()

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
 
@@ -45,7 +44,7 @@ def write_trace(path: Path, events: list[Event], **around: Any) -> Path:
 
 
 def rows(trace: Trace, sql: str) -> list[Any]:
-    return database(trace).execute(sql).fetchall()
+    return trace.sql(sql).rows()
 
 
 def load_events(folder: Path, events: list[Event], **around: Any) -> Trace:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
 
@@ -51,7 +50,7 @@ def plain(name: str) -> dict[str, Any]:
 
 
 def query(name: str, sql: str) -> list[tuple[Any, ...]]:
-    return database(trace_of(name)).execute(sql).fetchall()
+    return trace_of(name).sql(sql).rows()
 
 
 def attribute(node: dict[str, Any], name: str) -> Any:
@@ -109,7 +108,7 @@ def test_tensors_are_those_of_the_file(name: str) -> None:
     )
     columns = "tensor_id, storage_id, storage_offset, n_elements, n_item_bytes, device"
     assert Counter(query(name, f"SELECT node_id, is_output, {columns} FROM et_tensors")) == told
-    assert query(name, "SELECT count(*) FROM et_tensors WHERE dtype = ''") == [(0,)]
+    assert query(name, "SELECT count(*) FROM et_tensors WHERE dtype IS NULL") == [(0,)]
 
 
 def test_counts() -> None:

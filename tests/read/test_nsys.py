@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.model.database import database
 from rankscope.pipeline import load
 from read.nsys_exports import (
     MARK,
@@ -34,17 +33,17 @@ def names_of(trace_rows: list[dict[str, object]]) -> list[object]:
 def test_the_real_two_process_export_is_read_whole() -> None:
     trace = load(SAMPLES / "h100_2gpu_1s.sqlite")
     counted = "SELECT count(*), count(*) FILTER (rank = 0), count(*) FILTER (rank = 1) FROM"
-    query = database(trace).execute
-    assert query(f"{counted} kernels WHERE kind = 'kernel'").fetchall() == [(3442, 1721, 1721)]
-    assert query(f"{counted} kernels WHERE kind = 'memcpy'").fetchall() == [(904, 452, 452)]
-    assert query(f"{counted} runtime_calls").fetchall() == [(5796, 2898, 2898)]
-    assert query(f"{counted} ops WHERE record_id > 0").fetchall() == [(16782, 8391, 8391)]
+    query = trace.sql
+    assert query(f"{counted} kernels WHERE kind = 'kernel'").rows() == [(3442, 1721, 1721)]
+    assert query(f"{counted} kernels WHERE kind = 'memcpy'").rows() == [(904, 452, 452)]
+    assert query(f"{counted} runtime_calls").rows() == [(5796, 2898, 2898)]
+    assert query(f"{counted} ops WHERE record_id > 0").rows() == [(16782, 8391, 8391)]
     # By the correlation alone 1643 would be tied, 11 of them to calls of the other process.
-    assert query(f"{counted} kernels WHERE kind = 'kernel' AND call_id IS NOT NULL").fetchall() == [(1632, 816, 816)]
+    assert query(f"{counted} kernels WHERE kind = 'kernel' AND call_id IS NOT NULL").rows() == [(1632, 816, 816)]
     launchers = """SELECT DISTINCT o.name FROM kernels AS k JOIN ops AS o USING (file_id, rank, op_id)
         WHERE k.name LIKE 'sm80_xmma_gemm%' ORDER BY 1"""
-    assert query(launchers).fetchall() == [("aten::bmm",), ("aten::mm",)]
-    assert query("SELECT count(*) FROM kernels WHERE call_id IS NOT NULL AND op_id IS NULL").fetchall() == [(0,)]
+    assert query(launchers).rows() == [("aten::bmm",), ("aten::mm",)]
+    assert query("SELECT count(*) FROM kernels WHERE call_id IS NOT NULL AND op_id IS NULL").rows() == [(0,)]
     assert {(row["rank"], row["host"]) for row in trace.table("profiles").rows()} == {(0, "modal"), (1, "modal")}
 
 

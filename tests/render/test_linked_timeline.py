@@ -16,7 +16,6 @@ from analyze.link.edge_traces import trace_of as hand_made
 from rankscope.analyze.link.durations import transplanted_links
 from rankscope.analyze.link.links import recorded_links
 from rankscope.commands.linking import file_paths
-from rankscope.model.database import database
 from rankscope.model.tables import Table, Trace
 from rankscope.pipeline import load
 from rankscope.render.linked_timeline import FLOWS, write_linked_timeline
@@ -164,10 +163,9 @@ def test_arrows_come_in_pairs_and_hold_on_to_spans(trace: Trace, document: dict[
         assert pair["s"]["name"] == pair["f"]["name"]
         assert pair["f"]["bp"] == "e"
         kinds[pair["s"]["name"]] += 1
-    trace.table("et_edges")
     listed = ", ".join(f"'{kind}'" for kind in FLOWS)
     counted = f"SELECT kind, count(*) FROM et_edges WHERE kind IN ({listed}) GROUP BY kind"
-    assert kinds == dict(database(trace).execute(counted).fetchall())
+    assert kinds == dict(trace.sql(counted).rows())
     assert kinds["launch"] > 100
     assert kinds["collective"] > 0
 

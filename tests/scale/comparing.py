@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rankscope.model.database import database
 from rankscope.model.sql import quote_name
 from rankscope.model.tables import SCHEMA, Trace
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
@@ -20,13 +19,12 @@ def write_traces(folder: Path, n_ranks: int = 2, *, gzip: bool = False) -> list[
 
 def contents(trace: Trace) -> dict[str, list[Any]]:
     """All rows that were read: of the small tables and of the parts."""
-    connection = database(trace)
     tables = {}
     for spec in SCHEMA.values():
         if spec.storage == "derived" or not (spec.name in trace.tables or spec.name in trace.parts):
             continue
         names = [column.name for column in spec.columns if column.name not in PLACE_COLUMNS.get(spec.name, ())]
         columns = ", ".join(map(quote_name, names))
-        tables[spec.name] = connection.execute(f"SELECT {columns} FROM {spec.name} ORDER BY ALL").fetchall()
+        tables[spec.name] = trace.sql(f"SELECT {columns} FROM {spec.name} ORDER BY ALL").rows()
     assert tables["kernels"]
     return tables

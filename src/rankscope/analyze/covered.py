@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 
 from rankscope.analyze.measured import measured
-from rankscope.model.database import database
 from rankscope.model.finding import Capture, WorldRef
 from rankscope.model.tables import SCHEMA, Trace
 
@@ -74,5 +73,5 @@ def _steps(trace: Trace) -> tuple[int, int | None]:
         return 0, None
     per_rank = "SELECT count(*) AS n, median(duration_ns) AS middle FROM steps GROUP BY rank"
     sql = f"SELECT max(n), median(middle)::BIGINT FROM ({per_rank})"
-    [(n_steps, step_ns)] = database(trace).execute(sql).fetchall()
+    [(n_steps, step_ns)] = trace.sql(sql).rows()
     return n_steps, step_ns

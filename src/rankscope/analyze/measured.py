@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.analyze.derived import derived
-from rankscope.model.database import database
 from rankscope.model.schema_profiler import PROFILER_TABLES
 from rankscope.model.tables import SCHEMA, Trace
 
 # The observer of execution traces numbers what it sees, and the profiler notes these numbers.
 _OBSERVED = """
-    SELECT file_id, coalesce(bool_or(record_id > 0), false) FROM (
+    SELECT file_id, bool_or(record_id > 0) FROM (
         SELECT file_id, record_id FROM ops UNION ALL SELECT file_id, record_id FROM annotations WHERE kind = 'host'
     ) GROUP BY file_id
 """
@@ -50,7 +49,7 @@ def _left_out(trace: Trace) -> set[int]:
     file_ids, ranks = profiles.array("file_id").tolist(), profiles.array("rank").tolist()
     if len(set(ranks)) == len(ranks):
         return set()  # one of each rank: nothing to choose
-    observed = {file_id for file_id, is_observed in database(trace).execute(_OBSERVED).fetchall() if is_observed}
+    observed = {file_id for file_id, is_observed in trace.sql(_OBSERVED).rows() if is_observed}
     clean_ranks = {rank for file_id, rank in zip(file_ids, ranks, strict=True) if file_id not in observed}
     observed_ranks = {rank for file_id, rank in zip(file_ids, ranks, strict=True) if file_id in observed}
     if observed_ranks <= clean_ranks:

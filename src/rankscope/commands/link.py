@@ -73,14 +73,10 @@ FROM et_pairs AS p
 
 
 def _described(trace: Trace) -> Iterator[dict[str, Any]]:
-    from rankscope.model.database import database
-
-    for table in ("et_pairs", "et_links", "et_edges", "et_collectives"):
-        trace.table(table)  # made now, so that the query sees it
     from rankscope.analyze.link.reasons import why_missing
 
     paths, reasons = file_paths(trace), why_missing(trace)
-    counted = {row[0]: row[1:] for row in database(trace).execute(_COUNTS).fetchall()}
+    counted = {row[0]: row[1:] for row in trace.sql(_COUNTS).rows()}
     for pair in trace.table("et_pairs").rows():
         n_kernels, n_collectives, n_edges, n_inflated, n_moved = counted[pair["file_id"]]
         yield {
@@ -103,9 +99,9 @@ def _described(trace: Trace) -> Iterator[dict[str, Any]]:
 
 def _write(trace: Trace, folder: str) -> dict[str, int]:
     """Rows of each table, and events of the timeline."""
-    from rankscope.model.database import database
+    from rankscope.model.database import connect, named_tables
     from rankscope.render.database_files import write_database
-    from rankscope.render.linked_tables import LINKED_TABLES, make_linked_tables
+    from rankscope.render.linked_tables import LINKED_TABLES
     from rankscope.render.linked_timeline import write_linked_timeline
 
     try:
@@ -114,9 +110,9 @@ def _write(trace: Trace, folder: str) -> dict[str, int]:
         raise OutputError(
             f"cannot create the folder {folder}: {error.strerror}", "choose another one with -o"
         ) from error
-    make_linked_tables(trace)
+    connection = connect(trace, only=named_tables(" ".join(LINKED_TABLES.values())))
     with Progress() as progress:
-        n_rows = write_database(database(trace), LINKED_TABLES, folder, "parquet", progress)
+        n_rows = write_database(connection, LINKED_TABLES, folder, "parquet", progress)
     n_events = write_linked_timeline(trace, os.path.join(folder, TIMELINE))
     return {**{f"{name}.parquet": count for name, count in n_rows.items()}, TIMELINE: n_events}
 

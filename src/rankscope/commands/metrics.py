@@ -183,10 +183,9 @@ def _setting(text: str, known: dict[str, Parameter] | Any) -> tuple[str, Paramet
 
 
 def _ranks_and_steps(trace: Trace, selection: Selection) -> tuple[set[int], set[int]]:
-    from rankscope.model.database import database
 
     ranks = set(trace.table("profiles").array("rank").tolist())
-    steps = {step for (step,) in database(trace).execute("SELECT DISTINCT step FROM steps").fetchall()}
+    steps = {step for (step,) in trace.sql("SELECT DISTINCT step FROM steps").rows()}
     ranks &= ranks if selection.ranks is None else set(selection.ranks)
     steps &= steps if selection.steps is None else set(selection.steps)
     return ranks, steps

@@ -45,14 +45,14 @@ def run(args: Namespace) -> int:
         output.check_writable(args.output, args.force)
     from duckdb import Error
 
+    from rankscope.model.answer import check_single
     from rankscope.model.database import connect, named_tables
-    from rankscope.model.query import check_single
 
     args.sql = _statement(args.sql)
     trace = load_trace(args)
     connection = connect(trace, only=named_tables(args.sql))
     try:
-        check_single(connection, args.sql)
+        check_single(len(connection.extract_statements(args.sql)))
         if chosen == "parquet":
             _write_parquet(connection, trace, args)
         else:

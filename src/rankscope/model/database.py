@@ -5,56 +5,160 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from rankscope.model.schema import PART_KEYS
 from rankscope.model.sql import as_pattern, quote_name, quote_path, quote_text
-from rankscope.model.tables import MISSING, SCHEMA, Array, Column, Part, Table, TableSpec, Text, Trace
+from rankscope.model.tables import MISSING, SCHEMA, Array, Column, Part, TableSpec, Text, Trace
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-_SQL_TYPES = {"text": "VARCHAR", "bool": "BOOLEAN", "int8": "TINYINT", "int32": "INTEGER", "int64": "BIGINT"}
-_SQL_TYPES |= {"float32": "FLOAT", "float64": "DOUBLE"}
+Row = tuple[Any, ...]
+Result = TypeVar("Result")
+Values: TypeAlias = "dict[str, Any] | None"
+Fetch: TypeAlias = Callable[["DuckDBPyConnection", str, Values], Result]
+SQL_TYPES = {"text": "VARCHAR", "bool": "BOOLEAN", "int8": "TINYINT", "int32": "INTEGER", "int64": "BIGINT"}
+SQL_TYPES |= {"float32": "FLOAT", "float64": "DOUBLE"}
 _WORD = re.compile(r"\w+")
+_NO_TABLE = re.compile(r'Table with name "?([^"\s]+)"? does not exist')
 _PARTS = "_parts"  # which file and rank each Parquet part belongs to
 # Opening a Parquet file costs more than reading a few thousand rows of it, and some forty statements ask each table.
 _ROWS_IN_MEMORY = 500_000
 
 
-def database(trace: Trace) -> DuckDBPyConnection:
-    """The one connection that the analyses of a trace share. Derived tables appear in it once they have been made."""
-    if database not in trace.derived:
-        # Temporary views stand before the empty tables that all traces of the process share.
-        connection = _empty_tables(os.getpid()).cursor()
-        _register_remote_files(connection, trace)
-        _register_parts(connection, trace)
-        is_small = sum(map(trace.n_rows, trace.parts)) <= _ROWS_IN_MEMORY
-        for name, parts in trace.parts.items():
-            connection.execute(_parts_statement(SCHEMA[name], parts, "TABLE" if is_small else "VIEW")).fetchall()
-        trace.derived[database] = connection, {}
-    connection, shown = trace.derived[database]
-    for name, table in trace.tables.items():
-        if name not in trace.parts and shown.get(name) is not table:
-            if len(shown.get(name, ())):
-                connection.execute(f"DROP VIEW temp.{quote_name(name)}").fetchall()
-            if len(table):
-                _create_view(connection, table)
-            shown[name] = table
-    return connection  # type: ignore[no-any-return]
+class _Shown(NamedTuple):
+    kind: Literal["TABLE", "VIEW"]
+    rows: Any  # the table or the parts as they were then
+
+
+class Database:
+    """The connection of one trace. Each table appears in it when a statement first names it."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._of = weakref.ref(trace)  # the trace holds it: a cycle would keep large columns until the next collection
+        self._connection = _instance(os.getpid()).cursor()
+        self._shown: dict[str, _Shown] = {}
+        self._stream: _Stream | None = None
+        # A name that is no table would else be taken for a variable of the caller.
+        self._connection.execute("SET python_enable_replacements = false").fetchall()
+        if trace.parts:
+            _register_remote_files(self._connection, trace)
+            _register_parts(self._connection, trace)
+
+    def fetch(self, query: str, parameters: Mapping[str, Any], fetched: Fetch[Result]) -> Result:
+        """What is fetched of a statement. A parameter that is a mapping of arrays is a table of that name."""
+        given = {name: value for name, value in parameters.items() if isinstance(value, Mapping)}
+        values = {name: value for name, value in parameters.items() if name not in given}
+        self._bring_up_to_date()
+        for name, columns in given.items():
+            _create_view(self._connection, name, columns)
+        try:
+            result = self._run(query, values or None, fetched)
+            if given and isinstance(result, _Stream):
+                result.take_rest()  # its tables go now
+            return result
+        finally:
+            for name in given:
+                self._connection.execute(f"DROP VIEW temp.{quote_name(name)}").fetchall()
+                self._connection.unregister(f"_{name}")
+
+    def batches(self, query: str, parameters: Mapping[str, Any], n_rows: int) -> Iterator[list[Row]]:
+        """Rows as they come; the rest is taken at once when another statement needs the connection."""
+        self._stream = stream = self.fetch(query, parameters, _Stream)
+        while rows := stream.take(n_rows):
+            yield rows
+
+    def n_statements(self, query: str) -> int:
+        return len(self._connection.extract_statements(query))
+
+    def _bring_up_to_date(self) -> None:
+        if self._stream is not None:
+            self._stream.take_rest()
+            self._stream = None
+        for name, shown in list(self._shown.items()):
+            if shown.rows is not self._held(name):
+                self._show(name)
+
+    def _run(self, query: str, values: Values, fetched: Fetch[Result]) -> Result:
+        from duckdb import CatalogException
+
+        while True:
+            try:
+                return fetched(self._connection, query, values)
+            except CatalogException as error:
+                name = missing_table(error)
+                if name not in SCHEMA or name in self._shown:
+                    raise
+            self._show(name)  # no statement is under way here: a table may ask for others while it is made
+
+    @property
+    def _trace(self) -> Trace:
+        trace = self._of()
+        assert trace is not None, "an answer holds its trace"
+        return trace
+
+    def _held(self, name: str) -> Any:
+        return self._trace.parts.get(name) or self._trace.tables.get(name)
+
+    def _show(self, name: str) -> None:
+        trace = self._trace
+        table = None if name in trace.parts else trace.table(name)
+        if name in self._shown:
+            self._connection.execute(f"DROP {self._shown[name].kind} temp.{quote_name(name)}").fetchall()
+        kind: Literal["TABLE", "VIEW"] = "VIEW"
+        if table is None:
+            kind = "TABLE" if sum(map(trace.n_rows, trace.parts)) <= _ROWS_IN_MEMORY else "VIEW"
+            self._connection.execute(_parts_statement(SCHEMA[name], trace.parts[name], kind)).fetchall()
+        elif len(table):
+            _create_view(self._connection, name, table.columns)
+        else:
+            kind = "TABLE"
+            self._connection.execute(_create_statement(SCHEMA[name], "TEMP TABLE")).fetchall()
+        self._shown[name] = _Shown(kind, self._held(name))
+
+
+class _Stream:
+    """Rows that a connection still holds."""
+
+    def __init__(self, connection: DuckDBPyConnection, query: str, values: Values) -> None:
+        self._connection: DuckDBPyConnection | None = connection.execute(query, values)
+        self._kept: list[Row] = []
+
+    def take(self, n_rows: int) -> list[Row]:
+        if self._connection is not None:
+            return self._connection.fetchmany(n_rows)
+        rows, self._kept = self._kept[:n_rows], self._kept[n_rows:]
+        return rows
+
+    def take_rest(self) -> None:
+        if self._connection is not None:
+            self._kept, self._connection = self._connection.fetchall(), None
+
+
+def database_of(trace: Trace) -> Database:
+    """One per trace."""
+    if Database not in trace.derived:
+        trace.derived[Database] = Database(trace)
+    found: Database = trace.derived[Database]
+    return found
+
+
+def missing_table(error: Exception) -> str:
+    """The table that a statement names and the database has not; empty where the error is another."""
+    found = _NO_TABLE.search(str(error))
+    return found[1].casefold() if found else ""
 
 
 @functools.lru_cache(maxsize=1)
-def _empty_tables(_pid: int) -> DuckDBPyConnection:
-    """A database in which every table is there without rows. Made once: it takes longer than most queries."""
+def _instance(_pid: int) -> DuckDBPyConnection:
+    """One for all traces of the process: to start one takes longer than most queries. Each trace has its own names."""
     import duckdb
 
     connection = duckdb.connect(":memory:")
     connection.execute(f"SET temp_directory = {quote_text(spill_folder())}").fetchall()
-    connection.execute("; ".join(_create_statement(spec) for spec in SCHEMA.values())).fetchall()
     return connection
 
 
@@ -71,13 +175,13 @@ def connect(trace: Trace, only: Collection[str] | None = None) -> DuckDBPyConnec
     _register_parts(connection, trace)
     for spec in SCHEMA.values():
         if only is not None and spec.name not in only:
-            connection.execute(_create_statement(spec)).fetchall()
+            connection.execute(_create_statement(spec, "TABLE")).fetchall()
         elif spec.name in trace.parts:
             connection.execute(_parts_statement(spec, trace.parts[spec.name], "VIEW")).fetchall()
         elif len(table := trace.table(spec.name)):
-            _create_view(connection, table)
+            _create_view(connection, spec.name, table.columns)
         else:
-            connection.execute(_create_statement(spec)).fetchall()
+            connection.execute(_create_statement(spec, "TABLE")).fetchall()
     return connection
 
 
@@ -100,39 +204,6 @@ def forbid_outside_access(connection: DuckDBPyConnection, trace: Trace, may_writ
     connection.execute("SET lock_configuration = true").fetchall()
 
 
-def load_table(trace: Trace, name: str) -> Table:
-    """A large table as columns in memory."""
-    spec = SCHEMA[name]
-    missing = ", ".join(_loaded(column) for column in spec.columns)
-    rows = database(trace).execute(f"SELECT {missing} FROM {quote_name(name)}").fetchnumpy()
-    return Table(name, {column.name: _as_column(column, rows[column.name]) for column in spec.columns})
-
-
-def table_from_query(trace: Trace, name: str, sql: str, parameters: Sequence[Any] = ()) -> Table:
-    """The rows of a query as a table of the schema: each of its columns has to be among the query's."""
-    columns = ", ".join(_loaded(column) for column in SCHEMA[name].columns)
-    rows = database(trace).execute(f"SELECT {columns} FROM ({sql}\n)", list(parameters)).fetchnumpy()
-    return Table(name, {column.name: _as_column(column, rows[column.name]) for column in SCHEMA[name].columns})
-
-
-def _loaded(column: Column) -> str:
-    """As _as_column needs it: no NULL, and text as one dictionary for the whole column is made there."""
-    name = quote_name(column.name)
-    if column.kind == "bool":
-        return f"coalesce({name}, false) AS {name}"
-    if column.is_text:
-        return f"coalesce({name}, '') AS {name}"
-    if column.kind.startswith("float"):
-        return f"coalesce({name}::{_sql_type(column)}, 'nan') AS {name}"
-    return f"coalesce({name}::{_sql_type(column)}, {MISSING}) AS {name}"
-
-
-def _as_column(column: Column, values: Array) -> Array | Text:
-    if column.is_text:
-        return Text.encode(values.tolist())
-    return np.ascontiguousarray(values, dtype=column.kind)
-
-
 def _register_parts(connection: DuckDBPyConnection, trace: Trace) -> None:
     unique = {part.path: part for parts in trace.parts.values() for part in parts}
     connection.execute(f"CREATE TEMP TABLE {_PARTS} (filename VARCHAR, file_id INTEGER, rank INTEGER)").fetchall()
@@ -144,12 +215,17 @@ def _register_parts(connection: DuckDBPyConnection, trace: Trace) -> None:
 def _parts_statement(spec: TableSpec, parts: Sequence[Part], kind: Literal["TABLE", "VIEW"]) -> str:
     """A view reads the parts each time it is asked; a table holds their rows in memory."""
     paths = ", ".join(quote_path(part.path) for part in parts)
-    own = ", ".join(quote_name(column.name) for column in spec.columns if column.name not in PART_KEYS)
+    own = ", ".join(_stored(column) for column in spec.columns if column.name not in PART_KEYS)
     return (
         f"CREATE TEMP {kind} {quote_name(spec.name)} AS "
         f"SELECT nullif({_PARTS}.file_id, {MISSING}) AS file_id, nullif({_PARTS}.rank, {MISSING}) AS rank, {own} "
         f"FROM read_parquet([{paths}], filename = true, hive_partitioning = false) JOIN {_PARTS} USING (filename)"
     )
+
+
+def _stored(column: Column) -> str:
+    name = quote_name(column.name)
+    return f"nullif({name}, '') AS {name}" if column.is_text else name
 
 
 def _register_remote_files(connection: DuckDBPyConnection, trace: Trace) -> None:
@@ -174,33 +250,27 @@ def spill_folder() -> str:
     return os.path.join(tempfile.gettempdir(), f"rankscope-spill-{os.getpid()}")
 
 
-def _create_statement(spec: TableSpec) -> str:
-    columns = ", ".join(f"{quote_name(column.name)} {_sql_type(column)}" for column in spec.columns)
-    return f"CREATE TABLE {quote_name(spec.name)} ({columns})"
+def _create_statement(spec: TableSpec, kind: Literal["TABLE", "TEMP TABLE"]) -> str:
+    columns = ", ".join(f"{quote_name(column.name)} {SQL_TYPES[column.kind]}" for column in spec.columns)
+    return f"CREATE {kind} {quote_name(spec.name)} ({columns})"
 
 
-def _sql_type(column: Column) -> str:
-    return _SQL_TYPES[column.kind]
+def _create_view(connection: DuckDBPyConnection, name: str, columns: Mapping[str, Array | Text]) -> None:
+    """DuckDB reads the columns in place; the view turns the placeholder of what is missing into NULL."""
+    raw = f"_{name}"
+    connection.register(
+        raw, {key: _text_objects(held) if isinstance(held, Text) else held for key, held in columns.items()}
+    )
+    selected = ", ".join(_selected(quote_name(key), held) for key, held in columns.items())
+    connection.execute(f"CREATE TEMP VIEW {quote_name(name)} AS SELECT {selected} FROM {quote_name(raw)}").fetchall()
 
 
-def _create_view(connection: DuckDBPyConnection, table: Table) -> None:
-    """DuckDB reads the columns in place; the view turns the placeholder of a missing number into NULL."""
-    raw = f"_{table.name}"
-    columns = {
-        name: _text_objects(values) if isinstance(values, Text) else values for name, values in table.columns.items()
-    }
-    connection.register(raw, columns)
-    selected = ", ".join(_selected(column) for column in SCHEMA[table.name].columns)
-    connection.execute(
-        f"CREATE TEMP VIEW {quote_name(table.name)} AS SELECT {selected} FROM {quote_name(raw)}"
-    ).fetchall()
-
-
-def _selected(column: Column) -> str:
-    name = quote_name(column.name)
-    if column.kind.startswith("float"):
+def _selected(name: str, held: Array | Text) -> str:
+    kind = "O" if isinstance(held, Text) else held.dtype.kind
+    if kind == "f":
         return f"CASE WHEN isnan({name}) THEN NULL ELSE {name} END AS {name}"
-    return f"nullif({name}, {MISSING}) AS {name}" if column.kind.startswith("int") else name
+    missing = {"i": str(MISSING), "O": "''", "U": "''"}.get(kind)
+    return f"nullif({name}, {missing}) AS {name}" if missing else name
 
 
 def _text_objects(text: Text) -> Array:

@@ -1,7 +1,7 @@
 """Tables as other libraries hold them: numpy, Arrow, pandas, polars. Each is imported on demand.
 
-The values are those of the database: a missing number is a null where the target has one, a missing text is empty, and
-text that is no Unicode is kept as escapes. Times stay int64 nanoseconds. Nothing shares memory that could be changed.
+The values are those of the database: what is missing is a null where the target has one, and text that is no Unicode is
+kept as escapes. Times stay int64 nanoseconds. Nothing shares memory that could be changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def to_numpy(table: Table) -> dict[str, Array]:
-    """numpy has no nulls: a missing integer stays -1, a missing float NaN."""
+    """numpy has no nulls: a missing integer stays -1, a missing float NaN, a missing text empty."""
     return {
         name: _unicode(column).to_objects() if isinstance(column, Text) else column.copy()
         for name, column in table.columns.items()
@@ -34,7 +34,8 @@ def to_arrow(table: Table) -> pyarrow.Table:
     def convert(column: Array | Text) -> Any:
         if isinstance(column, Text):
             text = _unicode(column)
-            return arrow.DictionaryArray.from_arrays(text.codes.astype(np.int32), arrow.array(text.values, "string"))
+            codes = arrow.array(text.codes.astype(np.int32), mask=text.equals(""))
+            return arrow.DictionaryArray.from_arrays(codes, arrow.array(text.values, "string"))
         return arrow.array(column, mask=_is_missing(column))
 
     return arrow.table({name: convert(column) for name, column in table.columns.items()})
@@ -46,7 +47,7 @@ def to_pandas(table: Table) -> pandas.DataFrame:
     def convert(column: Array | Text) -> Any:
         if isinstance(column, Text):
             text = _unicode(column)
-            return pandas.Categorical.from_codes(text.codes, text.values)
+            return pandas.Categorical.from_codes(np.where(text.equals(""), -1, text.codes), text.values)
         if column.dtype.kind == "i":
             return pandas.arrays.IntegerArray(column.copy(), _is_missing(column))
         return column.copy()
@@ -60,7 +61,8 @@ def to_polars(table: Table) -> polars.DataFrame:
     def convert(name: str, column: Array | Text) -> Any:
         if isinstance(column, Text):
             text = _unicode(column)
-            return polars.Series(name, text.values, dtype=polars.Categorical).gather(text.codes)
+            known = [value or None for value in text.values]
+            return polars.Series(name, known, dtype=polars.Categorical).gather(text.codes)
         series = polars.Series(name, column)
         return series.set(polars.Series(_is_missing(column)), None) if column.dtype.kind in "if" else series
 

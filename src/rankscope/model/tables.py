@@ -1,7 +1,8 @@
 """The data model: every table and column, and the columnar containers that hold them.
 
 Names here are public: they are what `rankscope query` and `rankscope export` show.
-A missing integer is -1 in memory (no column has negative values otherwise) and NULL in the database.
+What is missing is NULL in SQL. In memory it is -1 among integers (no column has negative values otherwise), NaN among
+floats, False, or empty text.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from rankscope.errors import UsageError
+from rankscope.errors import UsageError, did_you_mean
 from rankscope.model.schema import Column, TableSpec
 from rankscope.model.schema_collected import COLLECTED_TABLES
 from rankscope.model.schema_comms import COMM_TABLES
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
-    from duckdb import DuckDBPyRelation
     from numpy.typing import NDArray
+
+    from rankscope.model.answer import Answer
 
     Array: TypeAlias = NDArray[Any]
 else:
@@ -265,24 +267,25 @@ class Trace:
         if name in self.tables:
             return self.tables[name]
         if name in self.parts:
-            from rankscope.model.database import load_table
-
-            return load_table(self, name)
+            return self.sql(f'FROM "{name}"').table(name)
         if name in self.makers:
             self.tables[name] = self.makers[name](self)
             return self.tables[name]
         if name not in SCHEMA:
-            raise UsageError(f"unknown table {name!r}", "run rankscope tables to list them")
+            raise UsageError(
+                f"unknown table {name!r}", did_you_mean(name, SCHEMA) or "run rankscope tables to list them"
+            )
         return concat(name, [])
 
-    def query(self, sql: str) -> DuckDBPyRelation:
-        """The rows of a statement over all tables, in DuckDB's dialect: a relation with fetchall(), df(), pl(), ...
+    def sql(self, query: str, /, **parameters: Any) -> Answer:
+        """What a statement gives, in DuckDB's dialect; it names its parameters as $name.
 
-        The way to query large tables: only the columns that the statement names are read, and only its rows are kept.
+        The derived tables that it names are made. A parameter that is a dictionary of arrays is a table of that name.
+        Of large tables only the columns that the statement names are read, and only its rows are kept.
         """
-        from rankscope.model.query import query
+        from rankscope.model.answer import Answer
 
-        return query(self, sql)
+        return Answer(self, query, parameters)
 
     def __repr__(self) -> str:
         from rankscope.model.finding import count_noun

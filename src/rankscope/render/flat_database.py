@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.model.call_text import count_elements, decode_shapes
-from rankscope.model.tables import Trace
+from rankscope.model.sql import quote_name
+from rankscope.model.tables import SCHEMA, Trace
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -17,12 +18,10 @@ if TYPE_CHECKING:
 TABLES = ("groups", "memberships", "tracebacks", "collectives", "ncclcalls")
 
 _SETUP = """
-CREATE SCHEMA flat;
-
 CREATE TABLE flat.shapes (encoded VARCHAR, sizes BIGINT[][], n_elements BIGINT);
 
 CREATE VIEW flat.groups AS
-SELECT group_id AS id, name, description AS "desc", size, origin, inferred FROM main.groups;
+SELECT group_id AS id, name, description AS "desc", size, origin, inferred FROM flat.known_groups;
 
 CREATE VIEW flat.memberships AS
 SELECT group_id, rank AS global_rank, group_rank FROM main.group_members;
@@ -31,8 +30,8 @@ CREATE VIEW flat.tracebacks AS
 SELECT stack_id AS id,
        coalesce(list({'name': function, 'filename': file, 'line': line} ORDER BY depth)
                 FILTER (WHERE frame_id IS NOT NULL), []) AS frames
-FROM (SELECT DISTINCT stack_id FROM main.collectives WHERE stack_id IS NOT NULL)
-LEFT JOIN main.stacks USING (stack_id) LEFT JOIN main.frames USING (frame_id)
+FROM (SELECT DISTINCT stack_id FROM flat.known_collectives WHERE stack_id IS NOT NULL)
+LEFT JOIN main.stacks USING (stack_id) LEFT JOIN flat.known_frames USING (frame_id)
 GROUP BY stack_id ORDER BY stack_id;
 
 CREATE VIEW flat.ncclcalls AS
@@ -41,7 +40,7 @@ SELECT row_number() OVER (ORDER BY rank, record_id) - 1 AS id,
        op AS collective_type, name AS collective_name, inputs.sizes, outputs.sizes AS output_sizes,
        input_dtypes, output_dtypes, record_id, seq AS collective_seq_id, p2p_seq AS p2p_seq_id, peer,
        state, status, created_ns, started_ns, completed_ns, duration_ns
-FROM main.collectives
+FROM flat.known_collectives
 JOIN flat.shapes AS inputs ON inputs.encoded = input_sizes
 JOIN flat.shapes AS outputs ON outputs.encoded = output_sizes
 ORDER BY id;
@@ -53,13 +52,13 @@ CREATE VIEW flat.collectives AS
 WITH variants AS (
     SELECT match_id, op, input_sizes, output_sizes, input_dtypes, output_dtypes,
            count(*) AS n_calls, min(rank) AS first_rank
-    FROM main.collectives WHERE match_id IS NOT NULL
+    FROM flat.known_collectives WHERE match_id IS NOT NULL
     GROUP BY ALL
 ), usual AS (
     SELECT match_id, first_rank AS rank FROM variants
     QUALIFY row_number() OVER (PARTITION BY match_id ORDER BY n_calls DESC, first_rank) = 1
 ), speaker AS (
-    SELECT calls.* FROM main.collectives AS calls JOIN usual USING (match_id, rank)
+    SELECT calls.* FROM flat.known_collectives AS calls JOIN usual USING (match_id, rank)
     QUALIFY row_number() OVER (PARTITION BY match_id ORDER BY record_id DESC) = 1
 ), members AS (
     SELECT group_id, list(rank ORDER BY group_rank) AS ranks FROM main.group_members GROUP BY group_id
@@ -82,7 +81,7 @@ WITH variants AS (
                      (any_value(speaker.op) LIKE 'all_to_all%' OR bool_and(calls.input_sizes = speaker.input_sizes))
                 THEN 'COLLECTIVE_DTYPE_MISMATCH'
                 ELSE 'SIZE_OR_SYNTAX_MISMATCH' END AS kind
-    FROM main.matches JOIN speaker USING (match_id) JOIN main.collectives AS calls USING (match_id)
+    FROM main.matches JOIN speaker USING (match_id) JOIN flat.known_collectives AS calls USING (match_id)
     WHERE n_signatures > 1 AND calls.rank <> speaker.rank AND
           ((calls.op, calls.input_sizes, calls.output_sizes) IS DISTINCT FROM
            (speaker.op, speaker.input_sizes, speaker.output_sizes) OR
@@ -114,6 +113,11 @@ ORDER BY id;
 
 def build_flat_database(connection: DuckDBPyConnection, trace: Trace) -> dict[str, str]:
     """Adds the flat tables to a database of the trace; returns their names there, by their own names."""
+    connection.execute("CREATE SCHEMA flat").fetchall()
+    for name in ("groups", "collectives", "frames"):
+        texts = (quote_name(column.name) for column in SCHEMA[name].columns if column.is_text)
+        known = ", ".join(f"coalesce({text}, '') AS {text}" for text in texts)  # the flat tables have no NULL for these
+        connection.execute(f"CREATE VIEW flat.known_{name} AS SELECT * REPLACE ({known}) FROM main.{name}").fetchall()
     connection.execute(_SETUP).fetchall()
     calls = trace.table("collectives")
     encoded = sorted({*calls.text("input_sizes").values, *calls.text("output_sizes").values})

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from rankscope.model.database import database
-from rankscope.model.tables import Trace
-
 _SELECTS = {
     "nodes": """
         SELECT n.*, l.* EXCLUDE (file_id, rank, node_id)
@@ -19,13 +16,5 @@ _SELECTS = {
             ON l.profile_id = k.file_id AND l.rank IS NOT DISTINCT FROM k.rank AND l.op_id = k.op_id""",
     "collectives": "FROM et_collectives",
 }
-# Name of the file -> the relation that holds it.
-LINKED_TABLES = {name: f"linked_{name}" for name in _SELECTS}
-
-
-def make_linked_tables(trace: Trace) -> None:
-    """As views of the trace's database."""
-    for table in ("et_links", "et_edges", "et_collectives"):
-        trace.table(table)  # made now, so that the views see it
-    for name, select in _SELECTS.items():
-        database(trace).execute(f"CREATE OR REPLACE TEMP VIEW {LINKED_TABLES[name]} AS {select}").fetchall()
+# Name of the file -> what it holds, as the FROM of a statement.
+LINKED_TABLES = {name: f"({select})" for name, select in _SELECTS.items()}

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.render.timeline.chrome import ROWS_AT_ONCE, EventFile, common_clock, label
 from rankscope.render.timeline.lanes import MAX_LANES, lanes_of
@@ -85,12 +84,9 @@ ORDER BY ALL
 
 def write_linked_timeline(trace: Trace, path: str) -> int:
     """The number of events. Times are microseconds since `baseTimeNanoseconds`, with all their digits."""
-    connection = database(trace)
-    for table in ("et_links", "et_edges", "profile_clocks"):
-        trace.table(table)  # made now, so that the queries see it
-    connection.execute(_SPANS).fetchall()
+    trace.sql(_SPANS)
     _set_aside(trace)
-    [(base_ns,)] = connection.execute("SELECT coalesce(min(start_ns), 0) FROM linked_spans").fetchall()
+    [(base_ns,)] = trace.sql("SELECT coalesce(min(start_ns), 0) FROM linked_spans").rows()
     with whole_binary(path) as file:
         head = {"writer": "rankscope", "displayTimeUnit": "ns", "baseTimeNanoseconds": base_ns}
         out = EventFile(file, head)
@@ -101,12 +97,11 @@ def write_linked_timeline(trace: Trace, path: str) -> int:
 
 def _set_aside(trace: Trace) -> None:
     """Transfers of gloo begin within a span and end after it: such ones get a track beside."""
-    connection = database(trace)
-    found = connection.execute(_IN_ORDER).fetchnumpy()
+    found = trace.sql(_IN_ORDER).columns()
     lanes = np.minimum(lanes_of(found["place"], found["start_ns"], found["end_ns"]), MAX_LANES - 1)
     for lane in np.unique(lanes[lanes > 0]).tolist():
-        update = f"UPDATE linked_spans SET track = track + {lane * _LANES} WHERE rowid IN (SELECT unnest(?))"
-        connection.execute(update, [found["number"][lanes == lane].tolist()]).fetchall()
+        update = f"UPDATE linked_spans SET track = track + {lane * _LANES} WHERE rowid IN (SELECT unnest($rows))"
+        trace.sql(update, rows=found["number"][lanes == lane].tolist())
 
 
 def _thread_numbers(trace: Trace) -> dict[tuple[int, int], int]:
@@ -146,12 +141,12 @@ def _us(nanoseconds: int | None) -> float | None:
 
 
 def _span(
-    rank: int, thread: int, time_ns: tuple[int, int], name: str, kind: str, args: dict[str, Any]
+    rank: int, thread: int, time_ns: tuple[int, int], name: str | None, kind: str, args: dict[str, Any]
 ) -> dict[str, Any]:
     start, duration = time_ns
     known = {key: value for key, value in args.items() if value not in (None, "")}
     place = {"pid": rank, "tid": thread, "ts": start / 1000, "dur": duration / 1000}
-    return {"ph": "X", "cat": kind, "name": name, **place, "args": known}
+    return {"ph": "X", "cat": kind, "name": name or "", **place, "args": known}
 
 
 def _names(trace: Trace, threads: dict[tuple[int, int], int]) -> Iterator[dict[str, Any]]:
@@ -171,7 +166,5 @@ def _stream(device: int | None, stream: int | None) -> str:
 
 
 def _rows(trace: Trace, sql: str) -> Iterator[tuple[Any, ...]]:
-    """All of them have to be taken before the next query: it uses the same connection."""
-    found = database(trace).execute(sql)
-    while rows := found.fetchmany(ROWS_AT_ONCE):
+    for rows in trace.sql(sql).batches(ROWS_AT_ONCE):
         yield from rows

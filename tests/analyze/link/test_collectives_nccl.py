@@ -11,7 +11,6 @@ import pytest
 
 from analyze.link.observed_processes import OBJECT, Process, Tensor, loaded, rows_of
 from rankscope import pipeline
-from rankscope.model.database import database
 from rankscope.simulate.execution import SCHEMAS, PairOptions, write_pairs
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 
@@ -92,13 +91,13 @@ def test_kernels_are_what_runs_the_calls_of_a_simulated_job(tmp_path: Path, sche
     rows = rows_of(trace)
 
     assert Counter(row["op"] for row in rows)["all_reduce"] == 4
-    ran = database(trace).execute(
+    ran = trace.sql(
         "SELECT count(*), bool_and(k.name LIKE 'nccl%'), bool_and(k.type = 'communication'), "
         "bool_and(m.kernel_id = k.kernel_id), bool_and(e.n_bytes = m.n_bytes) FROM et_collectives AS e "
         "JOIN kernels AS k ON k.file_id = e.runner_file_id AND k.kernel_id = e.runner_id "
         "JOIN comms AS m ON m.file_id = k.file_id AND m.comm_id = e.comm_id WHERE e.runner = 'kernel'"
     )
-    assert ran.fetchall() == [(len(rows), True, True, True, True)]
+    assert ran.rows() == [(len(rows), True, True, True, True)]
     together: dict[int, set[int]] = {}
     for row in rows:
         together.setdefault(row["match_id"], set()).add(row["rank"])

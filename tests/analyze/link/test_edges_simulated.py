@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from analyze.link.edge_traces import assert_sound
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
 from rankscope.simulate.execution import PairOptions, write_pairs
@@ -41,7 +40,7 @@ def simulated(folder: Path, name: str) -> Trace:
 
 def rows(trace: Trace, sql: str) -> list[tuple[Any, ...]]:
     trace.table("et_edges")
-    return database(trace).execute(sql).fetchall()
+    return trace.sql(sql).rows()
 
 
 @pytest.mark.cases

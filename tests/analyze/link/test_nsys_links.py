@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from rankscope.analyze import RULES
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.pipeline import load
-from rankscope.render.linked_tables import make_linked_tables
+from rankscope.render.linked_tables import LINKED_TABLES
 from rankscope.simulate.execution import ExecutionTrace, Node, write_execution_trace
 from rankscope.simulate.execution.nodes import FUNCTION_SCOPE, PROCESS_NAME, ROOT_ID, THREAD_NAME
 from read.nsys_exports import STARTED_NS, NsysExport, training_export
@@ -61,7 +60,7 @@ def trained(first: int = 100) -> list[Op]:
 def query(trace: Trace, sql: str) -> list[tuple[Any, ...]]:
     for table in ("et_pairs", "et_links", "et_edges"):
         trace.table(table)
-    return database(trace).execute(sql).fetchall()
+    return trace.sql(sql).rows()
 
 
 def pair_of(trace: Trace) -> dict[str, Any]:
@@ -108,8 +107,9 @@ def test_times_are_absolute_and_calls_take_their_share(trace: Trace) -> None:
 
 @pytest.mark.cases
 def test_kernels_hang_on_the_innermost_node_that_launched_them(trace: Trace) -> None:
-    make_linked_tables(trace)
-    tied = "SELECT k.name, n.name FROM linked_kernels AS k LEFT JOIN et_nodes AS n ON n.node_id = k.node_id"
+    tied = (
+        f"SELECT k.name, n.name FROM {LINKED_TABLES['kernels']} AS k LEFT JOIN et_nodes AS n ON n.node_id = k.node_id"
+    )
     found = query(trace, f"{tied} ORDER BY k.start_ns")
     assert found.count(("sm80_gemm_f32", "aten::addmm")) == 2
     assert len(found) == 10
@@ -205,10 +205,11 @@ def test_processes_of_one_file_do_not_mix(two_processes: Path) -> None:
     assert [(row["rank"], row["n_linked"]) for row in trace.table("et_pairs").rows()] == [(0, 20), (1, 20)]
     durations = "SELECT rank, duration_ns, count(*) FROM et_links WHERE how = 'id' GROUP BY ALL ORDER BY ALL"
     assert query(trace, durations) == [(0, 600, 20), (1, 601, 20)]
-    make_linked_tables(trace)
-    tied = "SELECT rank, name, count(*), count(DISTINCT node_id) FROM linked_kernels GROUP BY ALL ORDER BY ALL"
-    assert query(trace, tied) == [(0, "kernel of rank 0", 20, 20), (1, "kernel of rank 1", 20, 20)]
-    own_trace = "SELECT count(*) FROM linked_kernels AS k JOIN et_traces AS t ON t.file_id = k.node_file_id"
+    tied = f"SELECT rank, name, count(*), count(DISTINCT node_id) FROM {LINKED_TABLES['kernels']} GROUP BY ALL"
+    assert query(trace, f"{tied} ORDER BY ALL") == [(0, "kernel of rank 0", 20, 20), (1, "kernel of rank 1", 20, 20)]
+    own_trace = (
+        f"SELECT count(*) FROM {LINKED_TABLES['kernels']} AS k JOIN et_traces AS t ON t.file_id = k.node_file_id"
+    )
     assert query(trace, f"{own_trace} WHERE t.rank <> k.rank") == [(0,)]
     launches = "SELECT rank, from_rank, count(*) FROM et_edges WHERE kind = 'launch' GROUP BY ALL ORDER BY ALL"
     assert query(trace, launches) == [(0, 0, 20), (1, 1, 20)]
@@ -217,8 +218,7 @@ def test_processes_of_one_file_do_not_mix(two_processes: Path) -> None:
 def test_a_process_without_an_execution_trace_stays_out(two_processes: Path) -> None:
     observe(two_processes, [Op(500 + place, "aten::mm") for place in range(20)], 1, 4001)
     trace = load(two_processes)
-    make_linked_tables(trace)
-    assert query(trace, "SELECT DISTINCT rank, name FROM linked_kernels") == [(1, "kernel of rank 1")]
+    assert query(trace, f"SELECT DISTINCT rank, name FROM {LINKED_TABLES['kernels']}") == [(1, "kernel of rank 1")]
     assert query(trace, "SELECT DISTINCT rank FROM et_edges") == [(1,)]
 
 
@@ -255,6 +255,5 @@ def test_a_process_of_the_real_export_is_linked_whole(rank: int, tmp_path: Path)
         LEFT JOIN ops AS o ON o.file_id = l.profile_id AND o.rank = l.rank AND o.op_id = l.op_id
         WHERE l.how = 'id' AND (o.name, o.record_id, o.start_ns) IS DISTINCT FROM (n.name, n.record_id, l.start_ns)"""
     assert query(trace, others) == [(0,)]
-    make_linked_tables(trace)
-    tied = "SELECT rank, count(*), count(node_id) FROM linked_kernels WHERE kind = 'kernel' GROUP BY rank"
+    tied = f"SELECT rank, count(*), count(node_id) FROM {LINKED_TABLES['kernels']} WHERE kind = 'kernel' GROUP BY rank"
     assert query(trace, tied) == [(rank, 1721, 816)]  # the others were launched before the window

@@ -14,7 +14,6 @@ from rankscope.analyze.comm.measures import Measures, measures_of
 from rankscope.analyze.comm.profile_clocks import clock_of, clock_quality, matching_of
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.clock import MIN_SHARED
-from rankscope.model.database import database
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration, ranks_phrase
 from rankscope.model.tables import MISSING, Array, Trace
 
@@ -252,7 +251,7 @@ def _restarting(trace: Trace) -> tuple[int, ...]:
         SELECT DISTINCT a.rank FROM seen AS a JOIN seen AS b USING (rank, name, ranks, is_p2p)
         WHERE a.start_ns < b.start_ns AND b.lowest <= a.highest ORDER BY a.rank
     """
-    return tuple(rank for (rank,) in database(trace).execute(sql).fetchall())
+    return tuple(rank for (rank,) in trace.sql(sql).rows())
 
 
 def _apart(spans: list[_Span]) -> tuple[int, ...]:

@@ -16,7 +16,6 @@ from rankscope.analyze.device.events import processes_of
 from rankscope.analyze.host.python_frames import is_own, location_of
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.clock import median
-from rankscope.model.database import database
 from rankscope.model.finding import (
     Certainty,
     Comparison,
@@ -304,10 +303,11 @@ def _location(trace: Trace, standing: Standing, reason: LateCause) -> Location |
     known = processes_of(trace)
     sql = f"""
         SELECT name FROM python_calls
-        WHERE file_id = ? AND rank = ? AND start_ns <= ? AND start_ns + duration_ns > ? AND {is_own("name")}
+        WHERE file_id = $file AND rank = $rank AND start_ns <= $middle AND start_ns + duration_ns > $middle
+              AND {is_own("name")}
         ORDER BY start_ns DESC, python_id DESC LIMIT 1
     """
     middle = start + (end - start) // 2
-    moment = (int(known.file_id[process]), int(known.rank[process]), middle, middle)
-    frames = database(trace).execute(sql, moment).fetchall()
+    owner = {"file": int(known.file_id[process]), "rank": int(known.rank[process])}
+    frames = trace.sql(sql, middle=middle, **owner).rows()
     return location_of(frames[0][0]) if frames else None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.device.events import DATA_LOADER, fetch, processes_of
+from rankscope.analyze.device.events import DATA_LOADER, processes_of, with_process
 from rankscope.analyze.device.steps import Windows, step_windows
 from rankscope.analyze.intervals import Intervals, Segments, difference, overlap, sweep, union
 from rankscope.analyze.metric import Selection
@@ -70,10 +70,12 @@ _SPAN = "file_id, rank, start_ns, start_ns + duration_ns AS end_ns"
 
 
 def _on_device(trace: Trace, ranks: Sequence[int], windows: Windows) -> dict[str, Array]:
-    events = fetch(
+    events = with_process(
         trace,
-        f"""SELECT {_SPAN}, CASE type WHEN 'computation' THEN 0 WHEN 'memory' THEN 1 ELSE 2 END::TINYINT AS kind
-            FROM kernels WHERE {_of_ranks(ranks)}""",
+        trace.sql(f"""
+            SELECT {_SPAN}, CASE type WHEN 'computation' THEN 0 WHEN 'memory' THEN 1 ELSE 2 END::TINYINT AS kind
+            FROM kernels WHERE {_of_ranks(ranks)}
+        """).columns(),
     )
     if not len(events["start_ns"]):
         return {}
@@ -107,7 +109,7 @@ def _host_events(ranks: Sequence[int]) -> str:
 
 
 def _host_segments(trace: Trace, ranks: Sequence[int]) -> Segments:
-    events = fetch(trace, _host_events(ranks))
+    events = with_process(trace, trace.sql(_host_events(ranks)).columns())
     return sweep(events["start_ns"], events["end_ns"], events["kind"], events["process"])
 
 

@@ -10,14 +10,14 @@ from rankscope.analyze.comm.matching import Matching
 from rankscope.analyze.comm.profile_clocks import ClockQuality, clock_quality, matching_of
 from rankscope.analyze.comm.rows import CommRows, numbered
 from rankscope.analyze.derived import derived
-from rankscope.analyze.device.events import fetch
+from rankscope.analyze.device.events import with_process
 from rankscope.analyze.intervals import covered_ns, union
 from rankscope.model.tables import MISSING, Array, Trace
 
 _CONFIDENCE = np.array([0.0, 0.7, 0.9, 0.98, 1.0])  # in the order of comm_matching.METHODS
 _ENDS_AGREE_NS = 5_000_000  # members whose ends are further apart weaken a match
 # What a rank does beside communicating. Operators that themselves wait for communication are no work.
-_KERNEL_WORK = "kernels WHERE type <> 'communication'"
+_KERNEL_WORK = "kernels WHERE type IS DISTINCT FROM 'communication'"
 _HOST_WORK = "ops WHERE NOT regexp_matches(name, '^(c10d|_c10d_functional|record_param_comms|nccl:|gloo:)')"
 
 
@@ -142,7 +142,9 @@ def _exposed(trace: Trace, rows: CommRows) -> Array:
             continue
         process, end = rows.process[chosen], rows.end_ns[chosen]
         start = _where_alone(process, rows.start_ns[chosen], end)
-        busy = fetch(trace, f"SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM {work}")
+        busy = with_process(
+            trace, trace.sql(f"SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM {work}").columns()
+        )
         worked = union(busy["start_ns"], busy["end_ns"], busy["process"])
         exposed[chosen] = np.maximum(end - start, 0) - covered_ns(worked, start, end, process)
     return exposed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rankscope.analyze.metric import Selection, metric
-from rankscope.model.database import table_from_query
 from rankscope.model.tables import Table, Trace
 
 _OF_MATCHES = "comm_matches AS m JOIN comm_groups AS g USING (group_key)"
@@ -23,12 +22,6 @@ UNEVEN_SHARES = f"""
 """
 
 
-def _made(trace: Trace, *names: str) -> None:
-    """A derived table is in the database once it has been requested."""
-    for name in names:
-        trace.table(name)
-
-
 @metric("comm_waits", "comm_waits", needs=("comms",))
 def comm_waits(trace: Trace, selection: Selection) -> Table:
     """One row per rank, group and operation: how long its calls waited for others, and how long they moved data.
@@ -36,11 +29,7 @@ def comm_waits(trace: Trace, selection: Selection) -> Table:
     wait_ns runs from the rank's own arrival to the last member's, transfer_ns from there to the rank's own end, both
     summed over the calls whose partners were found. exposed_ns is the part of both when the rank did nothing else.
     """
-    _made(trace, "comm_calls", "comm_matches", "comm_groups")
-    return table_from_query(
-        trace,
-        "comm_waits",
-        f"""
+    return trace.sql(f"""
         SELECT c.rank, m.group_key, g.name AS group_name, m.op, count(*) AS n_calls,
                sum(c.end_ns - c.start_ns) AS total_ns, sum(c.wait_ns) AS wait_ns,
                sum(c.transfer_ns) AS transfer_ns, sum(c.exposed_ns) AS exposed_ns,
@@ -48,8 +37,7 @@ def comm_waits(trace: Trace, selection: Selection) -> Table:
         FROM {_OF_MATCHES} JOIN comm_calls AS c USING (match_id)
         WHERE c.wait_ns IS NOT NULL AND {selection.where(alias="c")}
         GROUP BY ALL ORDER BY wait_ns DESC, c.rank, m.group_key, m.op
-        """,
-    )
+        """).table("comm_waits")
 
 
 @metric("comm_bandwidth", "comm_bandwidth", needs=("comms",))
@@ -59,11 +47,7 @@ def comm_bandwidth(trace: Trace, selection: Selection) -> Table:
     Only calls for which all members were found are counted: if one were missing, waiting for it would look like moving
     data. The bandwidths are defined in comm_matches.
     """
-    _made(trace, "comm_matches", "comm_groups")
-    return table_from_query(
-        trace,
-        "comm_bandwidth",
-        f"""
+    return trace.sql(f"""
         SELECT m.group_key, g.name AS group_name, g.size AS group_size, g.n_hosts, m.op,
                (1::BIGINT << floor(log2(m.n_bytes))::INTEGER) AS bucket_bytes, count(*) AS n_matches,
                median(m.n_bytes)::BIGINT AS n_bytes, median(m.transfer_ns)::BIGINT AS transfer_ns,
@@ -73,8 +57,7 @@ def comm_bandwidth(trace: Trace, selection: Selection) -> Table:
         WHERE m.is_complete AND m.n_bytes > 0 AND m.algorithm_gbps IS NOT NULL
           AND {_without_rank(selection).where(alias="m")}
         GROUP BY ALL ORDER BY m.group_key, m.op, bucket_bytes
-        """,
-    )
+        """).table("comm_bandwidth")
 
 
 def _without_rank(selection: Selection) -> Selection:
@@ -89,11 +72,7 @@ def comm_imbalance(trace: Trace, selection: Selection) -> Table:
     Only calls in which the members' shares differ are counted: all_to_all with uneven splits, above all in
     mixture-of-experts layers, and uneven gathers. A ratio of 2 means twice the mean of the members.
     """
-    _made(trace, "comm_calls", "comm_matches", "comm_groups")
-    return table_from_query(
-        trace,
-        "comm_imbalance",
-        f"""
+    return trace.sql(f"""
         WITH {UNEVEN_SHARES.format(where=selection.where(alias="c"))}
         SELECT group_key, group_name, op, rank, count(*) AS n_calls, sum(sent)::BIGINT AS sent_bytes,
                sum(received)::BIGINT AS received_bytes, sum(mean_sent) AS mean_sent_bytes,
@@ -101,8 +80,7 @@ def comm_imbalance(trace: Trace, selection: Selection) -> Table:
                sum(received) / nullif(sum(mean_received), 0) AS received_ratio
         FROM uneven GROUP BY group_key, group_name, op, rank
         ORDER BY greatest(sent_ratio, received_ratio) DESC, group_key, rank
-        """,
-    )
+        """).table("comm_imbalance")
 
 
 @metric("arrivals", "arrivals", needs=("comms",))
@@ -113,11 +91,7 @@ def arrivals(trace: Trace, selection: Selection) -> Table:
     that arrives last is where to look, not necessarily the cause: it may have been held up in another group. See
     stragglers for that.
     """
-    _made(trace, "comm_calls", "comm_matches", "comm_groups")
-    return table_from_query(
-        trace,
-        "arrivals",
-        f"""
+    return trace.sql(f"""
         WITH waits AS (
             SELECT match_id, sum(wait_ns) AS wait_ns FROM comm_calls WHERE match_id IS NOT NULL GROUP BY match_id
         )
@@ -129,5 +103,4 @@ def arrivals(trace: Trace, selection: Selection) -> Table:
         FROM {_OF_MATCHES} JOIN comm_calls AS c USING (match_id) JOIN waits AS w USING (match_id)
         WHERE c.wait_ns IS NOT NULL AND {selection.where(alias="c")}
         GROUP BY c.rank, m.group_key, g.name ORDER BY caused_wait_ns DESC, c.rank, m.group_key
-        """,
-    )
+        """).table("arrivals")

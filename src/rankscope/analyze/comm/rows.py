@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.analyze.comm.groups import UNKNOWN_GROUP, CommGroup, Mention, resolve_mentions
-from rankscope.analyze.device.events import fetch
+from rankscope.analyze.device.events import with_process
 from rankscope.analyze.hangs.signatures import SYNCHRONISING
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Trace
 
 # The words of a group; calls without any are told apart by their stream, as a process gives each group one of its own.
@@ -25,17 +24,17 @@ _MENTION = "file_id, rank, group_name, group_desc, group_ranks, group_size, is_o
 # What all members of a collective have in common. The sizes of all_to_all are each member's own; send and recv are two
 # ends of one thing.
 _SIGNATURE = """
-    CASE WHEN is_p2p THEN 'transfer' ELSE op END, CASE WHEN op <> 'all_to_all' THEN dtype END,
-    CASE WHEN op <> 'all_to_all' THEN n_bytes END
+    CASE WHEN is_p2p THEN 'transfer' ELSE op END, CASE WHEN op IS DISTINCT FROM 'all_to_all' THEN dtype END,
+    CASE WHEN op IS DISTINCT FROM 'all_to_all' THEN n_bytes END
 """
 _ROWS = f"""
     SELECT file_id, rank, comm_id, dense_rank() OVER (ORDER BY {_MENTION}) - 1 AS mention,
            dense_rank() OVER (ORDER BY op) - 1 AS op, dense_rank() OVER (ORDER BY {_SIGNATURE}) - 1 AS signature,
-           CASE WHEN coalesce(comms_id, '') = '' THEN -1 ELSE dense_rank() OVER (ORDER BY comms_id) END AS comms_key,
+           CASE WHEN comms_id IS NULL THEN -1 ELSE dense_rank() OVER (ORDER BY comms_id) END AS comms_key,
            dense_rank() OVER (ORDER BY dtype) - 1 AS dtype,
-           coalesce(seq, -1) AS seq, is_p2p, is_on_host, lane,
-           coalesce(CASE op WHEN 'send' THEN dst WHEN 'recv' THEN src END, -1) AS peer, op = 'send' AS is_send,
-           start_ns, start_ns + duration_ns AS end_ns, coalesce(step, -1) AS step, n_bytes
+           seq, is_p2p, is_on_host, lane,
+           CASE op WHEN 'send' THEN dst WHEN 'recv' THEN src END AS peer, op = 'send' AS is_send,
+           start_ns, start_ns + duration_ns AS end_ns, step, n_bytes
     FROM {_COMMS} ORDER BY file_id, rank, start_ns, comm_id
 """
 
@@ -80,12 +79,11 @@ class CommRows:
 
 
 def load_rows(trace: Trace) -> CommRows:
-    connection = database(trace)
-    rows = fetch(trace, _ROWS)
+    rows = with_process(trace, trace.sql(_ROWS).columns())
     groups, group_of = resolve_mentions(_mentions(trace), trace.table("profiles"))
     group = np.asarray(group_of, np.int64)[rows["mention"]] if group_of else np.empty(0, np.int64)
-    op_names = [op for (op,) in connection.execute("SELECT DISTINCT op FROM comms ORDER BY op").fetchall()]
-    dtypes = connection.execute(f"SELECT DISTINCT dtype FROM {_COMMS} ORDER BY dtype").fetchall()
+    op_names = [op for (op,) in trace.sql("SELECT DISTINCT op FROM comms ORDER BY op").rows()]
+    dtypes = trace.sql(f"SELECT DISTINCT dtype FROM {_COMMS} ORDER BY dtype").rows()
     synchronises = np.fromiter((op in SYNCHRONISING for op in op_names), bool, len(op_names))
     found = {name: rows[name] for name in CommRows.__dataclass_fields__ if name in rows}
     return CommRows(
@@ -102,7 +100,7 @@ def load_rows(trace: Trace) -> CommRows:
 def _mentions(trace: Trace) -> list[Mention]:
     """Numbered as the rows number them: the same columns in the same order."""
     sql = f"SELECT DISTINCT {_MENTION} FROM {_COMMS} ORDER BY {_MENTION}"
-    return [Mention(*row) for row in database(trace).execute(sql).fetchall()]
+    return [Mention(*row) for row in trace.sql(sql).rows()]
 
 
 def _domains(rows: dict[str, Array], group: Array, groups: list[CommGroup]) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.analyze.comm.measures import Measures, measures_of
 from rankscope.analyze.comm.rows import numbered
 from rankscope.analyze.derived import derived
-from rankscope.analyze.device.events import fetch, processes_of
+from rankscope.analyze.device.events import processes_of, with_process
 from rankscope.analyze.metric import Selection, metric
 from rankscope.model.clock import median
 from rankscope.model.tables import MISSING, Array, Table, Trace
@@ -219,7 +219,9 @@ def _measure_exposure(trace: Trace) -> Exposure:
 
 def _step_durations(trace: Trace) -> dict[tuple[int, int], int]:
     """By process and step."""
-    steps = fetch(trace, "SELECT file_id, rank, step, duration_ns FROM steps WHERE step IS NOT NULL")
+    steps = with_process(
+        trace, trace.sql("SELECT file_id, rank, step, duration_ns FROM steps WHERE step IS NOT NULL").columns()
+    )
     columns = (steps[name].tolist() for name in ("process", "step", "duration_ns"))
     return {(process, step): duration for process, step, duration in zip(*columns, strict=True)}
 

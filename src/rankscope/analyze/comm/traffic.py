@@ -12,7 +12,6 @@ from rankscope.analyze.comm.measures import measures_of
 from rankscope.analyze.comm.metrics import UNEVEN_SHARES
 from rankscope.analyze.comm.stragglers import CLEARLY, exposure_of
 from rankscope.analyze.registry import Effect, rule
-from rankscope.model.database import database
 from rankscope.model.finding import (
     Evidence,
     Finding,
@@ -71,8 +70,6 @@ def comm_imbalance_rule(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: the time is assumed to be proportional to the largest share. Small messages are limited by
     latency, not size: for them the real cost is lower.
     """
-    for name in ("comm_calls", "comm_matches", "comm_groups"):
-        trace.table(name)
     sql = f"""
         WITH {UNEVEN_SHARES.format(where="m.is_complete")}, calls AS (
             SELECT match_id, any_value(group_key) AS group_key, any_value(op) AS op, max(exposed_ns) AS exposed_ns,
@@ -84,7 +81,7 @@ def comm_imbalance_rule(trace: Trace) -> Iterator[Finding | Effect]:
                sum(ratio - 1) FILTER (rank = usual_rank) / sum(ratio - 1)
         FROM calls JOIN usual USING (group_key, op) WHERE ratio > 1 GROUP BY group_key, op ORDER BY 5 DESC
     """
-    for group, op, n_calls, ratio, lost_ns, rank, by_rank in database(trace).execute(sql).fetchall():
+    for group, op, n_calls, ratio, lost_ns, rank, by_rank in trace.sql(sql).rows():
         cost = _cost(trace, float(lost_ns))
         if ratio >= _UNEVEN and cost.share >= CLEARLY and n_calls >= _MIN_CALLS:
             named = rank if (by_rank or 0) >= _SAME_RANK else None
@@ -144,7 +141,7 @@ class _Link(NamedTuple):
 
 # Members of a group are joined once; for transfers, each pair of ranks is a separate link.
 _LINKS = """
-    WITH hosts AS (SELECT file_id, rank, any_value(nullif(host, '')) AS host FROM profiles GROUP BY ALL),
+    WITH hosts AS (SELECT file_id, rank, any_value(host) AS host FROM profiles GROUP BY ALL),
     calls AS (
         SELECT m.match_id, m.group_key, m.op, m.is_p2p, floor(log2(m.n_bytes))::INTEGER AS bucket, m.bus_gbps,
                list_sort(list(DISTINCT c.rank)) AS ranks, list_sort(list(DISTINCT h.host)) AS hosts
@@ -173,11 +170,9 @@ def slow_link(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: groups whose members are farther apart by design; only groups that are all within one host, or
     all across hosts, are compared. A single group has nothing to be compared with, so this rule says nothing.
     """
-    for name in ("comm_calls", "comm_matches"):
-        trace.table(name)
     links = [
         _Link(group, tuple(ranks), tuple(hosts), op, (op, bucket, len(ranks), len(hosts) > 1), n, bus)
-        for group, ranks, hosts, op, bucket, n, bus in database(trace).execute(_LINKS).fetchall()
+        for group, ranks, hosts, op, bucket, n, bus in trace.sql(_LINKS).rows()
     ]
     usual = _usual_bandwidth(links)
     slow = [

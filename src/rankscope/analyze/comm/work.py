@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.model.clock import median
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 
 # Blocks say how much a kernel has to do; on the host it is the number of elements of the inputs, where shapes were
@@ -74,7 +73,7 @@ def compare_work(trace: Trace, on_device: bool, company: tuple[int, Sequence[int
     chosen = f"rank IN ({ranks})" + (f" AND step IN ({', '.join(marked)})" if marked else "")
     query = (_KERNELS if on_device else _OPERATORS).format(chosen=chosen)
     found: dict[str, dict[int, _Totals]] = {}
-    for one, name, *totals in database(trace).execute(query).fetchall():
+    for one, name, *totals in trace.sql(query).rows():
         found.setdefault(name, {})[one] = _Totals(*totals)
     works = [_named(name, by_rank, rank, peers) for name, by_rank in found.items()]
     sized = [work for work in works if work.peers_size]

@@ -13,7 +13,6 @@ from rankscope.analyze.compare.measured import Key, common_basis, measure
 from rankscope.analyze.compare.noise import Samples, judge
 from rankscope.analyze.compare.pairing import Spot, paired_spots
 from rankscope.model.changes import Basis, TimeChange
-from rankscope.model.database import database
 from rankscope.model.finding import Location
 from rankscope.model.tables import MISSING, Trace
 
@@ -31,11 +30,11 @@ _PROFILED = """
     JOIN (SELECT file_id, rank, comm_id, op, group_desc FROM comms) AS c USING (file_id, rank, comm_id)
     LEFT JOIN comm_groups AS g USING (group_key)"""
 _CALLS = """
-    SELECT c.*, coalesce(f.file, '') AS file, coalesce(f.line, -1)::VARCHAR AS line,
-           coalesce(f.function, '') AS function,
+    SELECT c.* REPLACE (coalesce(c.group_desc, '') AS group_desc), coalesce(f.file, '') AS file,
+           coalesce(f.line, -1)::VARCHAR AS line, coalesce(f.function, '') AS function,
            c.created_ns - coalesce(r.clock_offset_ns, 0) AS joined_ns
     FROM collectives AS c LEFT JOIN frames AS f ON f.frame_id = c.site_id LEFT JOIN ranks AS r ON r.rank = c.rank
-    WHERE c.status = 'done' AND c.role <> 'member'"""
+    WHERE c.status = 'done' AND c.role IS DISTINCT FROM 'member'"""
 # The members of a group join together: the group is what is compared, under its first rank.
 _ARRIVALS = f"""
     SELECT op, group_desc, 'arrival' AS part, file, line, function, first_rank AS unit, 0 AS file_id, 0 AS step,
@@ -49,8 +48,6 @@ _DURATIONS = f"""
     FROM ({_CALLS}) WHERE duration_ns > 0"""
 _SITE_KEYS = ("op", "group_desc", "part", "file", "line", "function")
 
-
-_DERIVED_TABLES = ("comm_groups", "comm_matches", "comm_calls")  # asking for them makes them
 _NO_SITE = ("", MISSING, "")
 
 
@@ -69,9 +66,6 @@ def collective_changes(old: Trace, new: Trace, least_per_step: float) -> Iterato
 
 
 def _profiled_changes(old: Trace, new: Trace, least_per_step: float) -> Iterator[TimeChange]:
-    for trace in (old, new):
-        for table in _DERIVED_TABLES:
-            trace.table(table)
     if not (old.has("comm_calls") and new.has("comm_calls")):
         return
     per = common_basis(old, new)
@@ -144,7 +138,7 @@ def _only_sites(trace: Trace) -> dict[Key, tuple[str, int, str]]:
     sql = f"""
         SELECT op, group_desc, min(file), min(line)::BIGINT, min(function) FROM ({_CALLS}) WHERE file <> ''
         GROUP BY op, group_desc HAVING count(DISTINCT (file, line, function)) = 1"""
-    return {(op, group): (file, line, name) for op, group, file, line, name in database(trace).execute(sql).fetchall()}
+    return {(op, group): (file, line, name) for op, group, file, line, name in trace.sql(sql).rows()}
 
 
 def _waited_for(reading: _Reading, spot: Spot, units: tuple[int, ...]) -> tuple[int, ...]:
@@ -152,20 +146,21 @@ def _waited_for(reading: _Reading, spot: Spot, units: tuple[int, ...]) -> tuple[
     call = spot.detail
     assert isinstance(call, _Call)
     if call.part == WAITING:
-        sql, values = _LAST_IN_PROFILE, [call.op, call.group]
+        sql, values = _LAST_IN_PROFILE, {}
     elif call.part == ARRIVAL:
         wanted = f"AND unit IN ({', '.join(map(str, units))})" if units else ""
         sql = f"""
             SELECT last_rank, sum(value) FROM ({reading.arrivals})
-            WHERE op = ? AND group_desc = ? AND file = ? AND line = ? AND function = ? {wanted} GROUP BY last_rank"""
-        values = [call.op, call.group, spot.file, str(spot.line), spot.function]
+            WHERE op = $op AND group_desc = $group AND file = $file AND line = $line AND function = $function {wanted}
+            GROUP BY last_rank"""
+        values = {"file": spot.file, "line": str(spot.line), "function": spot.function}
     else:
         return ()
-    waits = dict(database(reading.new).execute(sql, values).fetchall())
+    waits: dict[int, int] = dict(reading.new.sql(sql, op=call.op, group=call.group, **values).rows())
     whole = sum(waits.values())
     return tuple(rank for rank, wait in waits.items() if wait > MOSTLY * whole)
 
 
 _LAST_IN_PROFILE = """
     SELECT last_rank, sum(wait_ns) FROM comm_matches JOIN comm_groups USING (group_key)
-    WHERE op = ? AND "desc" = ? AND last_rank IS NOT NULL GROUP BY last_rank"""
+    WHERE op = $op AND coalesce("desc", '') = $group AND last_rank IS NOT NULL GROUP BY last_rank"""

@@ -15,9 +15,8 @@ LEAST_PER_CALL_NS = 1_000.0
 # Inductor numbers the kernels of a graph, and compilers add hashes: neither says what a kernel does.
 _NUMBERED = re.compile(r"(?<=_)(?:\d+|0x[0-9a-f]+|[0-9a-f]{16,})(?=_|$)")
 # What communicates is told by call, with who waited for whom.
-_VALUES = (
-    """SELECT name, rank AS unit, file_id, step, duration_ns AS value FROM kernels WHERE type <> 'communication'"""
-)
+_VALUES = """SELECT name, rank AS unit, file_id, step, duration_ns AS value FROM kernels
+    WHERE type IS DISTINCT FROM 'communication'"""
 
 
 def kernel_changes(old: Trace, new: Trace, least_per_step: float) -> Iterator[TimeChange]:

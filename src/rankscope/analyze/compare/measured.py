@@ -9,7 +9,6 @@ import numpy as np
 
 from rankscope.analyze.compare.noise import Samples, standard_error
 from rankscope.model.changes import Basis
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 
 Key = tuple[str, ...]
@@ -29,11 +28,11 @@ def measure(trace: Trace, values: str, keys: Sequence[str], per: Basis, only: Se
     chosen = f"step IN ({', '.join(map(str, only))})" if only else "step IS NOT NULL"
     steps = f"SELECT rank, step FROM steps WHERE {chosen}"
     sql = _per_step(values, keys, steps) if per == "step" else _per_call(values, keys)
-    rows = database(trace).execute(sql).fetchnumpy()
-    names = list(zip(*(np.asarray(rows[key]).tolist() for key in keys), strict=True))
+    rows = trace.sql(sql).columns()
+    names = list(zip(*(rows[key].tolist() for key in keys), strict=True))
     known = {name: place for place, name in enumerate(dict.fromkeys(names))}
     place = np.array([known[name] for name in names], np.int64)
-    units, column = np.unique(np.asarray(rows["unit"]), return_inverse=True)
+    units, column = np.unique(rows["unit"], return_inverse=True)
     if per == "step":
         units, n_steps = _steps_of(trace, steps)
         column = np.searchsorted(units, rows["unit"])
@@ -67,8 +66,8 @@ def _per_call(values: str, keys: Sequence[str]) -> str:
 
 def _steps_of(trace: Trace, steps: str) -> tuple[Any, Any]:
     sql = f"SELECT rank, count(*) AS n FROM ({steps}) GROUP BY rank ORDER BY rank"
-    found = database(trace).execute(sql).fetchnumpy()
-    return np.asarray(found["rank"]), np.asarray(found["n"], np.float64)
+    found = trace.sql(sql).columns()
+    return found["rank"], found["n"].astype(np.float64)
 
 
 def _grid(shape: tuple[int, int], row: Any, column: Any, values: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from rankscope.analyze.compare.noise import N_ERRORS, SAME_JOB
 from rankscope.model.changes import NumberChange, NumberKind
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 
 # Which way is worse, by the name; of other numbers (a loss, a learning rate) nobody can tell.
@@ -38,7 +37,7 @@ def number_changes(old: Trace, new: Trace) -> Iterator[NumberChange]:
 def _numbers(trace: Trace) -> dict[str, _Number]:
     if not trace.has("metrics"):
         return {}
-    return {name: _Number(middle, error) for name, middle, error in database(trace).execute(_BY_NAME).fetchall()}
+    return {name: _Number(middle, error) for name, middle, error in trace.sql(_BY_NAME).rows()}
 
 
 def _kind(name: str, change: float, noise: float) -> NumberKind:

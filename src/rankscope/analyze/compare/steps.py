@@ -10,7 +10,6 @@ import numpy as np
 from rankscope.analyze.compare.measured import measure
 from rankscope.analyze.compare.noise import N_ERRORS, SAME_JOB_UNMEASURED, judge
 from rankscope.model.changes import StepChange, TimeChange, TimeKind
-from rankscope.model.database import database
 from rankscope.model.tables import Array, Trace
 
 SAME_STEP = 0.03  # a step averages over everything it does: it varies less than its parts
@@ -64,8 +63,8 @@ _NO_STEPS = _Steps(np.empty(0, np.int64), np.empty(0))
 def _job_steps(trace: Trace, table: str, sql: str) -> _Steps:
     if not trace.has(table):  # a derived table is made by asking for it
         return _NO_STEPS
-    columns = database(trace).execute(f"{sql} ORDER BY step").fetchnumpy()
-    return _Steps(np.asarray(columns["step"]), np.asarray(columns["ns"], np.float64))
+    columns = trace.sql(f"{sql} ORDER BY step").columns()
+    return _Steps(columns["step"], columns["ns"].astype(np.float64))
 
 
 def _compared(source: str, before: _Steps, after: _Steps) -> StepChange:

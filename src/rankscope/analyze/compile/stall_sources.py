@@ -8,7 +8,6 @@ import numpy as np
 
 from rankscope.analyze.hangs.evidence import call_text, collective_ref, group_ref, group_text
 from rankscope.analyze.hangs.view import job_view
-from rankscope.model.database import database
 from rankscope.model.finding import CollectiveRef, GroupRef, format_duration
 from rankscope.model.tables import Trace
 
@@ -55,7 +54,6 @@ def recorded_delays(trace: Trace) -> list[Delay]:
 
 def profiled_delays(trace: Trace) -> list[Delay]:
     """The same from profiler traces, whose times are on a common clock: they are converted back to the host's."""
-    trace.table("comm_calls"), trace.table("comm_matches"), trace.table("profile_clocks")
     sql = f"""
         SELECT calls.rank, (calls.start_ns + coalesce(clocks.offset_ns, 0))::BIGINT, calls.lateness_ns,
                matches.op, calls.match_id, calls.step
@@ -64,7 +62,7 @@ def profiled_delays(trace: Trace) -> list[Delay]:
         WHERE calls.lateness_ns > {_MIN_DELAY_NS} AND NOT matches.is_p2p AND calls.rank IS NOT NULL
         ORDER BY ALL"""
     delays = []
-    for rank, end, late, op, match, step in database(trace).execute(sql).fetchall():
+    for rank, end, late, op, match, step in trace.sql(sql).rows():
         where = f" in step {step}" if step is not None else ""
         text = f"joined {op}{where} {format_duration(late)} after half of its members"
         delays.append(Delay(rank, end - late, end, late, text, ("comm", match)))
@@ -78,7 +76,7 @@ def late_steps(trace: Trace) -> list[Delay]:
         SELECT rank, step, start_ns, duration_ns, usual.ns::BIGINT FROM steps JOIN usual USING (rank)
         WHERE duration_ns - usual.ns > greatest({_MIN_DELAY_NS}, usual.ns / 2) ORDER BY ALL"""
     delays = []
-    for rank, step, start, duration, usual in database(trace).execute(sql).fetchall():
+    for rank, step, start, duration, usual in trace.sql(sql).rows():
         text = f"took {format_duration(duration)} for step {step} instead of {format_duration(usual)}"
         delays.append(Delay(rank, start, start + duration, duration - usual, text, ("step", step)))
     return delays

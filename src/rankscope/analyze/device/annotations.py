@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analyze.device.events import fetch
+from rankscope.analyze.device.events import with_process
 from rankscope.analyze.intervals import Moments, added_within
 from rankscope.analyze.metric import Selection, metric
-from rankscope.model.database import table_from_query
 from rankscope.model.tables import Array, Table, Trace
 
 # Backward passes launch from autograd's own threads while the thread that called backward() waits.
@@ -56,13 +55,11 @@ def annotation_breakdown(trace: Trace, selection: Selection) -> Table:
     """
     ranges = _RANGES.format(where=selection.where())
     numbered = _NUMBERED.format(ranges=ranges)
-    table = table_from_query(
-        trace,
-        "annotation_breakdown",
-        f"SELECT *, 0 AS n_kernels, 0 AS kernel_ns FROM ({numbered}) ORDER BY number",
+    table = trace.sql(f"SELECT *, 0 AS n_kernels, 0 AS kernel_ns FROM ({numbered}) ORDER BY number").table(
+        "annotation_breakdown"
     )
-    outermost = fetch(trace, _OUTERMOST.format(ranges=ranges, numbered=numbered))
-    work = fetch(trace, _PLACED)
+    outermost = with_process(trace, trace.sql(_OUTERMOST.format(ranges=ranges, numbered=numbered)).columns())
+    work = with_process(trace, trace.sql(_PLACED).columns())
     group_of_range, group_of_kernel = _common_groups(outermost, work)
     n_inside, ns_inside = added_within(
         Moments(group_of_kernel, work["time_ns"], work["duration_ns"]),

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rankscope.analyze.device.events import fetch, largest
+from rankscope.analyze.device.events import largest, with_process
 from rankscope.analyze.device.losses import StepLoss, shared_losses, verb
 from rankscope.analyze.device.steps import step_windows
 from rankscope.analyze.intervals import covered_ns, difference, overlap, union
 from rankscope.analyze.metric import EVERYTHING, Selection, metric
 from rankscope.analyze.registry import Effect, rule
-from rankscope.model.database import table_from_query
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration
 from rankscope.model.sql import quote_text
 from rankscope.model.tables import Array, Table, Trace
@@ -49,10 +48,7 @@ def bandwidth(trace: Trace, selection: Selection) -> Table:
     bytes divided by duration. One without a duration counts as one microsecond.
     """
     # In bytes per second the sums are exact, and what has ended leaves nothing behind.
-    return table_from_query(
-        trace,
-        "memory_bandwidth",
-        f"""
+    return trace.sql(f"""
         WITH copies AS ({_COPIES.format(where=selection.where())}),
         edges AS (
             SELECT file_id, rank, kind, start_ns AS time_ns, round(gbps * 1e9)::BIGINT AS change FROM copies
@@ -63,8 +59,7 @@ def bandwidth(trace: Trace, selection: Selection) -> Table:
         SELECT file_id, rank, kind, time_ns,
                sum(change) OVER (PARTITION BY file_id, rank, kind ORDER BY time_ns) / 1e9 AS bandwidth_gbps
         FROM changes ORDER BY file_id, rank, kind, time_ns
-        """,
-    )
+        """).table("memory_bandwidth")
 
 
 @metric("bandwidth_summary", "bandwidth_summary", needs=("kernels",))
@@ -73,17 +68,13 @@ def bandwidth_summary(trace: Trace, selection: Selection) -> Table:
 
     Slowest, median and fastest are over single copies; the mean weights each by its duration.
     """
-    return table_from_query(
-        trace,
-        "bandwidth_summary",
-        f"""
+    return trace.sql(f"""
         SELECT rank, kind, count(*) AS n_copies, sum(n_bytes) AS total_bytes, sum(duration_ns) AS total_ns,
                round(median(n_bytes)) AS median_bytes, min(gbps) AS min_gbps, median(gbps) AS median_gbps,
                max(gbps) AS max_gbps, sum(gbps * (end_ns - start_ns)) / sum(end_ns - start_ns) AS mean_gbps
         FROM ({_COPIES.format(where=selection.where())})
         GROUP BY rank, kind ORDER BY rank, total_ns DESC, kind
-        """,
-    )
+        """).table("bandwidth_summary")
 
 
 @rule("P304", "copies-slow", needs=("kernels",))
@@ -103,14 +94,20 @@ def copies_slow(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: a copy that waits for its turn on the link counts as copying. Whether memory is pinned is known
     only from the copy's name.
     """
-    copies = fetch(
+    copies = with_process(
         trace,
-        f"""SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns, name, duration_ns,
+        trace.sql(f"""
+            SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns, name, duration_ns,
                    coalesce(n_bytes, 0) AS n_bytes
-            FROM kernels WHERE kind = 'memcpy' AND regexp_matches(name, {quote_text(_HOST_DEVICE)}, 'i')""",
+            FROM kernels WHERE kind = 'memcpy' AND regexp_matches(name, {quote_text(_HOST_DEVICE)}, 'i')
+        """).columns(),
     )
-    others = fetch(
-        trace, "SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM kernels WHERE type <> 'memory'"
+    others = with_process(
+        trace,
+        trace.sql(
+            "SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM kernels "
+            "WHERE type IS DISTINCT FROM 'memory'"
+        ).columns(),
     )
     waited = difference(*(union(rows["start_ns"], rows["end_ns"], rows["process"]) for rows in (copies, others)))
     windows = step_windows(trace, EVERYTHING).with_device(trace)

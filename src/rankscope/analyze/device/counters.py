@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rankscope.analyze.metric import Selection, metric
-from rankscope.model.database import table_from_query
 from rankscope.model.tables import Table, Trace
 
 
@@ -17,10 +16,7 @@ def counters(trace: Trace, selection: Selection) -> Table:
     launching thread, outermost first.
     """
     in_time = "PARTITION BY file_id, rank ORDER BY start_ns"
-    return table_from_query(
-        trace,
-        "counter_ops",
-        f"""
+    return trace.sql(f"""
         WITH ranges AS (
             SELECT *, row_number() OVER ({in_time}, range_id) AS place FROM (
                 SELECT file_id, rank, range_id, any_value(start_ns) AS start_ns FROM counters GROUP BY ALL)
@@ -43,5 +39,4 @@ def counters(trace: Trace, selection: Selection) -> Table:
         FROM (SELECT c.*, t.step FROM counters AS c LEFT JOIN tied AS t USING (file_id, rank, range_id)) AS c
         LEFT JOIN tied AS t USING (file_id, rank, range_id) LEFT JOIN stacks AS s USING (file_id, rank, range_id)
         WHERE {selection.where(alias="c")} ORDER BY c.file_id, c.rank, c.start_ns, c.range_id, c.counter
-        """,
-    )
+        """).table("counter_ops")

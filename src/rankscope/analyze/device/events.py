@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rankscope.analyze.derived import derived
 from rankscope.analyze.intervals import Intervals, covered_ns, union
 from rankscope.analyze.metric import Selection
-from rankscope.model.database import database
 from rankscope.model.tables import Array, Text, Trace
 
 # How loaders call themselves: torch's DataLoader and DataPipes, Lightning's fetchers, and what people write by hand.
@@ -45,23 +44,15 @@ def _find_processes(trace: Trace) -> Processes:
     return Processes(ordered[:, 0], ordered[:, 1])
 
 
-def fetch(trace: Trace, sql: str) -> dict[str, Array]:
-    """The columns of a query; where it has file_id and rank, also `process`: the number of the traced process."""
-    columns: dict[str, Any] = database(trace).execute(sql).fetchnumpy()
-    if "file_id" in columns and "rank" in columns:
-        known = processes_of(trace)
-        columns["process"] = np.searchsorted(
-            _packed(known.file_id, known.rank), _packed(_present(columns["file_id"]), _present(columns["rank"]))
-        )
-    return columns
+def with_process(trace: Trace, columns: dict[str, Array]) -> dict[str, Array]:
+    """Columns that have file_id and rank, and also `process`: the number of the traced process."""
+    known = processes_of(trace)
+    own = _packed(columns["file_id"], columns["rank"])
+    return {**columns, "process": np.searchsorted(_packed(known.file_id, known.rank), own)}
 
 
 def _packed(file_id: Array, rank: Array) -> Array:
     return file_id.astype(np.int64) << 32 | rank.astype(np.int64) & 0xFFFFFFFF
-
-
-def _present(column: Any) -> Array:
-    return np.asarray(column.filled(-1) if isinstance(column, np.ma.MaskedArray) else column)
 
 
 def window_number(selection: Selection) -> str:

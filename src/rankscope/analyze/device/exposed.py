@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rankscope.analyze.device.events import covered_by_name, fetch
+from rankscope.analyze.device.events import covered_by_name, with_process
 from rankscope.analyze.device.losses import StepLoss, losses_by_rank
 from rankscope.analyze.device.lost_time import NOTABLE_SHARE, Losses
 from rankscope.analyze.device.steps import step_windows
@@ -80,20 +80,24 @@ def _collectives(trace: Trace) -> dict[str, Array]:
     A rank that waits for a transfer waits for its neighbor in the pipeline: that is a bubble, not the cost of
     communication.
     """
-    return fetch(
+    return with_process(
         trace,
-        f"""SELECT {_SPAN}, concat_ws(' in ', coalesce(op, 'unknown'), nullif(group_desc, '')) AS name
-            FROM comms WHERE coalesce(op, '') NOT IN ('send', 'recv')""",
+        trace.sql(f"""
+            SELECT {_SPAN}, concat_ws(' in ', coalesce(op, 'unknown'), group_desc) AS name
+            FROM comms WHERE coalesce(op, '') NOT IN ('send', 'recv')
+        """).columns(),
     )
 
 
 def _exposed(trace: Trace, comms: dict[str, Array]) -> Intervals:
     """Communication without computation, per process: on the device, or on the host for those that have none."""
-    computing = fetch(
+    computing = with_process(
         trace,
-        f"""SELECT {_SPAN} FROM kernels WHERE type = 'computation'
+        trace.sql(f"""
+            SELECT {_SPAN} FROM kernels WHERE type = 'computation'
             UNION ALL SELECT {_SPAN} FROM ops ANTI JOIN kernels USING (file_id, rank)
-                      WHERE NOT regexp_matches(name, {quote_text(_COMM_OPERATOR)})""",
+                      WHERE NOT regexp_matches(name, {quote_text(_COMM_OPERATOR)})
+        """).columns(),
     )
     return difference(*(union(rows["start_ns"], rows["end_ns"], rows["process"]) for rows in (comms, computing)))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.device.events import covered_by_name, fetch
+from rankscope.analyze.device.events import covered_by_name, with_process
 from rankscope.analyze.device.losses import StepLoss, shared_losses, verb
 from rankscope.analyze.device.steps import loading_time, step_windows
 from rankscope.analyze.intervals import Intervals, difference, overlap, union
@@ -39,10 +39,11 @@ def device_idle_host(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: the profiler slows the host down, most of all with with_stack and record_shapes. If no steps
     were marked, the time before and after the training loop counts too.
     """
-    trace.table("idle_gaps")
-    gaps = fetch(
+    gaps = with_process(
         trace,
-        "SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM idle_gaps WHERE cause = 'host'",
+        trace.sql(
+            "SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM idle_gaps WHERE cause = 'host'"
+        ).columns(),
     )
     idle = difference(union(gaps["start_ns"], gaps["end_ns"], gaps["process"]), loading_time(trace))
     windows = step_windows(trace, EVERYTHING).with_device(trace)
@@ -109,12 +110,14 @@ _OUTERMOST = f"""
 
 
 def _host_activity(trace: Trace, idle: Intervals) -> HostActivity:
-    operators = fetch(trace, _OUTERMOST)
-    calls = fetch(trace, f"SELECT {_SPAN} FROM runtime_calls WHERE {_LAUNCHING}")
+    operators = with_process(trace, trace.sql(_OUTERMOST).columns())
+    calls = with_process(trace, trace.sql(f"SELECT {_SPAN} FROM runtime_calls WHERE {_LAUNCHING}").columns())
     marks = "SELECT (file_id, name) FROM steps"
-    annotations = fetch(
+    annotations = with_process(
         trace,
-        f"SELECT {_SPAN} FROM annotations WHERE kind = 'host' AND {_LAUNCHING} AND (file_id, name) NOT IN ({marks})",
+        trace.sql(
+            f"SELECT {_SPAN} FROM annotations WHERE kind = 'host' AND {_LAUNCHING} AND (file_id, name) NOT IN ({marks})"
+        ).columns(),
     )
     total = max(int(idle.length.sum()), 1)
     busy = union(*(np.concatenate((operators[name], calls[name])) for name in ("start_ns", "end_ns", "process")))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rankscope.analyze.device.events import window_number
 from rankscope.analyze.metric import Selection, metric
-from rankscope.model.database import table_from_query
 from rankscope.model.tables import Table, Trace
 
 
@@ -19,10 +18,7 @@ def idle(trace: Trace, selection: Selection) -> Table:
     idle stream does not mean an idle device: see `temporal`.
     """
     shortest_ns = float(selection.settings["gap_us"]) * 1000
-    return table_from_query(
-        trace,
-        "idle_breakdown",
-        f"""
+    return trace.sql(f"""
         WITH follows AS (
             SELECT file_id, rank, device, stream, start_ns, launch_start_ns,
                    max(start_ns + duration_ns) OVER (
@@ -41,5 +37,4 @@ def idle(trace: Trace, selection: Selection) -> Table:
                100.0 * sum(gap_ns) / sum(sum(gap_ns)) OVER (PARTITION BY file_id, rank, device, stream) AS share_pct
         FROM gaps GROUP BY file_id, rank, device, stream, category
         ORDER BY file_id, rank, device, stream, idle_ns DESC
-        """,
-    )
+        """).table("idle_breakdown")

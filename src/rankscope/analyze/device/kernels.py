@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rankscope.analyze.device.events import fetch, largest, percent, processes_of
+from rankscope.analyze.device.events import largest, percent, processes_of, with_process
 from rankscope.analyze.device.losses import StepLoss, shared_losses
 from rankscope.analyze.device.steps import step_windows
 from rankscope.analyze.intervals import covered_ns, difference, union
 from rankscope.analyze.metric import EVERYTHING, Selection, metric
 from rankscope.analyze.registry import Effect, rule
-from rankscope.model.database import table_from_query
 from rankscope.model.finding import Evidence, Finding, count_noun
 from rankscope.model.sql import quote_text
 from rankscope.model.tables import Table, Trace
@@ -33,18 +32,14 @@ def kernels(trace: Trace, selection: Selection) -> Table:
     The total adds the durations of all calls, even if they overlap; shortest, longest, mean and (sample) standard
     deviation are those of single calls. The share is of the summed durations of all the rank's work.
     """
-    return table_from_query(
-        trace,
-        "kernel_breakdown",
-        f"""
+    return trace.sql(f"""
         SELECT rank, name, type, count(*) AS n_kernels, sum(duration_ns) AS total_ns, min(duration_ns) AS min_ns,
                max(duration_ns) AS max_ns, round(avg(duration_ns)) AS mean_ns,
                round(stddev_samp(duration_ns)) AS std_ns,
                100.0 * sum(duration_ns) / nullif(sum(sum(duration_ns)) OVER (PARTITION BY rank), 0) AS share_pct
         FROM kernels WHERE {selection.where()}
         GROUP BY rank, name, type ORDER BY rank, total_ns DESC, name
-        """,
-    )
+        """).table("kernel_breakdown")
 
 
 @metric("utilisation", "device_utilisation", needs=("kernels",))
@@ -59,23 +54,26 @@ def utilisation(trace: Trace, selection: Selection) -> Table:
 
     The steps are those of `steps`; if none were marked, the whole trace counts.
     """
-    work = fetch(
+    work = with_process(
         trace,
-        f"""SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns
-            FROM kernels WHERE {selection.where()} AND {IN_A_STEP}""",
+        trace.sql(f"""
+            SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns
+            FROM kernels WHERE {selection.where()} AND {IN_A_STEP}
+        """).columns(),
     )
     uses_tensor_cores = f"regexp_matches(name, {quote_text(_TENSOR_CORES)})"
-    sums = fetch(
+    sums = with_process(
         trace,
-        f"""SELECT file_id, rank, count(*) AS n_kernels,
-                   coalesce(sum(CASE WHEN blocks_per_sm < 1 THEN blocks_per_sm * duration_ns
-                                     WHEN blocks_per_sm >= 1 THEN duration_ns END), 'nan') AS filled,
-                   coalesce(sum(occupancy_pct * duration_ns)
-                       / nullif(sum(duration_ns) FILTER (occupancy_pct IS NOT NULL), 0), 'nan') AS occupancy_pct,
-                   coalesce(100.0 * sum(CASE WHEN {uses_tensor_cores} THEN duration_ns ELSE 0 END)
-                       FILTER (type = 'computation')
-                       / nullif(sum(duration_ns) FILTER (type = 'computation'), 0), 'nan') AS tensor_core_pct
-            FROM kernels WHERE {selection.where()} AND {IN_A_STEP} GROUP BY file_id, rank ORDER BY file_id, rank""",
+        trace.sql(f"""
+            SELECT file_id, rank, count(*) AS n_kernels,
+                   sum(CASE WHEN blocks_per_sm < 1 THEN blocks_per_sm * duration_ns
+                            WHEN blocks_per_sm >= 1 THEN duration_ns END) AS filled,
+                   sum(occupancy_pct * duration_ns)
+                       / nullif(sum(duration_ns) FILTER (occupancy_pct IS NOT NULL), 0) AS occupancy_pct,
+                   100.0 * sum(CASE WHEN {uses_tensor_cores} THEN duration_ns ELSE 0 END) FILTER (type = 'computation')
+                       / nullif(sum(duration_ns) FILTER (type = 'computation'), 0) AS tensor_core_pct
+            FROM kernels WHERE {selection.where()} AND {IN_A_STEP} GROUP BY file_id, rank ORDER BY file_id, rank
+        """).columns(),
     )
     windows = step_windows(trace, selection)
     known = processes_of(trace)
@@ -123,12 +121,19 @@ def low_occupancy(trace: Trace) -> Iterator[Finding | Effect]:
     data.
     """
     columns = "file_id, rank, start_ns, start_ns + duration_ns AS end_ns"
-    few = fetch(
+    few = with_process(
         trace,
-        f"""SELECT {columns}, name, blocks_per_sm FROM kernels
-            WHERE type = 'computation' AND blocks_per_sm < {_FEW_BLOCKS} AND {IN_A_STEP}""",
+        trace.sql(f"""
+            SELECT {columns}, name, blocks_per_sm FROM kernels
+            WHERE type = 'computation' AND blocks_per_sm < {_FEW_BLOCKS} AND {IN_A_STEP}
+        """).columns(),
     )
-    full = fetch(trace, f"SELECT {columns} FROM kernels WHERE type = 'computation' AND blocks_per_sm >= {_FEW_BLOCKS}")
+    full = with_process(
+        trace,
+        trace.sql(
+            f"SELECT {columns} FROM kernels WHERE type = 'computation' AND blocks_per_sm >= {_FEW_BLOCKS}"
+        ).columns(),
+    )
     alone = difference(*(union(rows["start_ns"], rows["end_ns"], rows["process"]) for rows in (few, full)))
     ran_ns = covered_ns(alone, few["start_ns"], few["end_ns"], few["process"])
     empty_ns = (ran_ns * (1 - few["blocks_per_sm"])).astype(np.int64)

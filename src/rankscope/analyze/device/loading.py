@@ -8,7 +8,6 @@ from rankscope.analyze.device.events import DATA_LOADER
 from rankscope.analyze.device.losses import StepLoss, shared_losses, verb
 from rankscope.analyze.device.lost_time import Losses
 from rankscope.analyze.registry import Effect, rule
-from rankscope.model.database import database
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration
 from rankscope.model.tables import Trace
 
@@ -46,17 +45,14 @@ def data_loading(trace: Trace) -> Iterator[Finding | Effect]:
     losses = shared_losses(StepLoss.of_table(steps, "data_loader_ns"))
     if losses is None:
         return
-    loaders = (
-        database(trace)
-        .execute(
-            """SELECT name, count(*) AS n, sum(duration_ns)::BIGINT AS total_ns, max(duration_ns) AS max_ns
+    loaders = trace.sql(
+        """SELECT name, count(*) AS n, sum(duration_ns)::BIGINT AS total_ns, max(duration_ns) AS max_ns
            FROM (SELECT name, duration_ns FROM annotations WHERE kind = 'host'
                  UNION ALL SELECT name, duration_ns FROM ops)
-           WHERE regexp_matches(name, ?, 'i') GROUP BY name ORDER BY total_ns DESC LIMIT ?""",
-            [DATA_LOADER, _MAX_SHOWN],
-        )
-        .fetchall()
-    )
+           WHERE regexp_matches(name, $loader, 'i') GROUP BY name ORDER BY total_ns DESC LIMIT $n_shown""",
+        loader=DATA_LOADER,
+        n_shown=_MAX_SHOWN,
+    ).rows()
     in_process = any(_IN_PROCESS in name for name, *_ in loaders)
     yield Finding(
         severity=losses.severity if _keeps_a_device_waiting(trace, losses) else "info",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rankscope.model.database import database
 from rankscope.model.finding import Severity, format_duration, format_ranks, ranks_phrase
 from rankscope.model.tables import Trace
 
@@ -104,7 +103,7 @@ FROM windows AS w LEFT JOIN lost AS l USING (file_id, rank) GROUP BY rank
 
 def losses_of(trace: Trace, events: str) -> Losses | None:
     """What the events of a query (file_id, rank, step, lost_ns) cost each rank; None if no rank loses much."""
-    losses = [Loss(*row) for row in database(trace).execute(_LOSSES.format(events=events)).fetchall()]
+    losses = [Loss(*row) for row in trace.sql(_LOSSES.format(events=events)).rows()]
     notable = [loss for loss in losses if loss.share >= NOTABLE_SHARE]
     notable.sort(key=lambda loss: (-loss.share, loss.rank))
     return Losses(tuple(notable), len(losses)) if notable else None

@@ -9,7 +9,6 @@ import numpy as np
 
 from rankscope.analyze.metric import Selection, metric
 from rankscope.analyze.registry import Effect, rule
-from rankscope.model.database import database, table_from_query
 from rankscope.model.finding import Evidence, Finding, Severity, format_size, ranks_phrase
 from rankscope.model.tables import MISSING, Table, Trace
 
@@ -37,12 +36,10 @@ def memory(trace: Trace, selection: Selection) -> Table:
     Allocated is what tensors use, reserved what torch's allocator holds for them. If the trace does not record the
     bytes in use, they are counted from the start of the trace.
     """
-    return table_from_query(
-        trace,
-        "memory_timeline",
-        f"""SELECT * FROM ({_TIMELINE}) WHERE {selection.where("time_ns")}
-            ORDER BY file_id, rank, device_type, device, time_ns""",
-    )
+    return trace.sql(f"""
+            SELECT * FROM ({_TIMELINE}) WHERE {selection.where("time_ns")}
+            ORDER BY file_id, rank, device_type, device, time_ns
+        """).table("memory_timeline")
 
 
 # The device as one text: NULL (the host has no number) takes part in joins then.
@@ -57,10 +54,7 @@ def memory_peaks(trace: Trace, selection: Selection) -> Table:
     at the end of consecutive steps and is the median of the differences; the first step is left out if there are more
     than two, because it allocates what stays (optimizer states, buffers).
     """
-    return table_from_query(
-        trace,
-        "memory_peaks",
-        f"""
+    return trace.sql(f"""
         WITH timeline AS (SELECT *, {_DEVICE} FROM ({_TIMELINE}) WHERE {selection.where("time_ns")}),
         peaks AS (
             SELECT file_id, rank, place, any_value(device_type) AS device_type, any_value(device) AS device,
@@ -93,8 +87,7 @@ def memory_peaks(trace: Trace, selection: Selection) -> Table:
         FROM peaks AS p
         LEFT JOIN open AS o USING (file_id, rank, place) LEFT JOIN growths AS g USING (file_id, rank, place)
         ORDER BY p.file_id, p.rank, p.place
-        """,
-    )
+        """).table("memory_peaks")
 
 
 @rule("P305", "memory-growing", needs=("memory", "steps"))
@@ -155,14 +148,12 @@ def _finding(trace: Trace, growing: list[dict[str, Any]]) -> Finding:
 
 def _steps_left(trace: Trace, row: dict[str, Any]) -> int | None:
     """Until the device's memory is full; None if its size is unknown."""
-    rows = (
-        database(trace)
-        .execute(
-            "SELECT max(n_bytes) FROM devices WHERE file_id = ? AND rank = ? AND device = ?",
-            [row["file_id"], row["rank"], row["device"]],
-        )
-        .fetchall()
-    )
+    rows = trace.sql(
+        "SELECT max(n_bytes) FROM devices WHERE file_id = $file AND rank = $rank AND device = $device",
+        file=row["file_id"],
+        rank=row["rank"],
+        device=row["device"],
+    ).rows()
     n_bytes = rows[0][0]
     if n_bytes is None or row["device"] == MISSING:
         return None

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.device.events import DATA_LOADER, fetch, percent, processes_of
+from rankscope.analyze.device.events import DATA_LOADER, percent, processes_of, with_process
 from rankscope.analyze.intervals import Intervals, Moments, Segments, added_within, covered_ns, sweep, union
 from rankscope.analyze.metric import Selection, metric
 from rankscope.model.sql import quote_text
-from rankscope.model.tables import MISSING, Array, Table, Trace
+from rankscope.model.tables import Array, Table, Trace
 
 # What may go on at a moment, the more important first; a moment counts for the first of those that do.
 _CATEGORIES = ("kernel", "memcpy", "memset", "device_comm", "host_comm", "runtime", "data_loader", "cpu")
@@ -44,7 +44,9 @@ class Windows(NamedTuple):
 
     def with_device(self, trace: Trace) -> Windows:
         """Those of processes that have work on a device."""
-        return self.of_processes(fetch(trace, "SELECT DISTINCT file_id, rank FROM kernels")["process"])
+        return self.of_processes(
+            with_process(trace, trace.sql("SELECT DISTINCT file_id, rank FROM kernels").columns())["process"]
+        )
 
     def of_processes(self, processes: Array) -> Windows:
         rows = np.isin(self.process, processes)
@@ -83,10 +85,12 @@ _WINDOWS = f"""
 
 
 def step_windows(trace: Trace, selection: Selection) -> Windows:
-    found = fetch(
+    found = with_process(
         trace,
-        f"""SELECT file_id, rank, coalesce(step, {MISSING}) AS step, start_ns, greatest(start_ns, end_ns) AS end_ns
-            FROM ({_WINDOWS}) WHERE {selection.where()} ORDER BY file_id, rank, start_ns""",
+        trace.sql(f"""
+            SELECT file_id, rank, step, start_ns, greatest(start_ns, end_ns) AS end_ns
+            FROM ({_WINDOWS}) WHERE {selection.where()} ORDER BY file_id, rank, start_ns
+        """).columns(),
     )
     return Windows(found["process"], found["step"], found["start_ns"], found["end_ns"])
 
@@ -97,10 +101,12 @@ _IS_LOADER = f"regexp_matches(name, {quote_text(DATA_LOADER)}, 'i')"
 
 def loading_time(trace: Trace) -> Intervals:
     """When the host loaded data, per process."""
-    found = fetch(
+    found = with_process(
         trace,
-        f"""SELECT {_SPAN} FROM annotations WHERE kind = 'host' AND {_IS_LOADER}
-            UNION ALL SELECT {_SPAN} FROM ops WHERE {_IS_LOADER}""",
+        trace.sql(f"""
+            SELECT {_SPAN} FROM annotations WHERE kind = 'host' AND {_IS_LOADER}
+            UNION ALL SELECT {_SPAN} FROM ops WHERE {_IS_LOADER}
+        """).columns(),
     )
     return union(found["start_ns"], found["end_ns"], found["process"])
 
@@ -122,7 +128,7 @@ def _events() -> str:
 
 
 def _swept_events(trace: Trace) -> Segments:
-    events = fetch(trace, _events())
+    events = with_process(trace, trace.sql(_events()).columns())
     return sweep(events["start_ns"], events["end_ns"], events["category"], events["process"])
 
 

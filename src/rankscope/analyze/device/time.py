@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.device.events import fetch, percent, processes_of, window_number
+from rankscope.analyze.device.events import percent, processes_of, window_number, with_process
 from rankscope.analyze.intervals import Intervals, Segments, sweep, total_ns
 from rankscope.analyze.metric import Selection, metric
 from rankscope.model.tables import Array, Table, Text, Trace
@@ -42,11 +42,13 @@ class DeviceTime(NamedTuple):
 
 def device_time(trace: Trace, selection: Selection) -> DeviceTime:
     kind = " ".join(f"WHEN '{name}' THEN {number}" for number, name in enumerate(KERNEL_TYPES))
-    work = fetch(
+    work = with_process(
         trace,
-        f"""SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns, {window_number(selection)} AS part,
+        trace.sql(f"""
+            SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns, {window_number(selection)} AS part,
                    (CASE type {kind} ELSE {len(KERNEL_TYPES) - 1} END)::TINYINT AS kind
-            FROM kernels WHERE {selection.where()}""",
+            FROM kernels WHERE {selection.where()}
+        """).columns(),
     )
     windows = work["process"] << 32 | work["part"].astype(np.int64)
     present, group = np.unique(windows, return_inverse=True)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankscope.analyze.derived import derived
-from rankscope.analyze.device.events import fetch
+from rankscope.analyze.device.events import with_process
 from rankscope.analyze.metric import Selection, metric
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 _NOT_INSIDE = -1
@@ -188,8 +187,8 @@ WITH launched AS (
     SELECT file_id, rank, op_id, count(*) AS n_kernels, sum(duration_ns)::BIGINT AS kernel_ns
     FROM kernels WHERE op_id IS NOT NULL GROUP BY ALL
 )
-SELECT o.file_id, o.rank, o.op_id, coalesce(o.tid, {MISSING}) AS tid, o.start_ns,
-       coalesce(o.duration_ns, 0) AS duration_ns, coalesce(o.step, {MISSING}) AS step, n.code AS name, t.thread,
+SELECT o.file_id, o.rank, o.op_id, o.tid, o.start_ns,
+       coalesce(o.duration_ns, 0) AS duration_ns, o.step, n.code AS name, t.thread,
        coalesce(l.n_kernels, 0) AS n_kernels, coalesce(l.kernel_ns, 0) AS kernel_ns
 FROM ops AS o JOIN {_NAMES} AS n USING (name)
 JOIN {thread_numbers("FROM ops")} AS t
@@ -200,10 +199,10 @@ ORDER BY o.file_id, o.rank, o.op_id
 
 
 def _build_op_tree(trace: Trace) -> OpTree:
-    columns = fetch(trace, _OPS)
+    columns = with_process(trace, trace.sql(_OPS).columns())
     nesting = nest(columns.pop("thread"), columns["start_ns"], columns["duration_ns"])
     ordered = {name: values[nesting.order] for name, values in columns.items()}
-    names = [name for (name,) in database(trace).execute(f"SELECT name FROM {_NAMES} ORDER BY code").fetchall()]
+    names = [name for (name,) in trace.sql(f"SELECT name FROM {_NAMES} ORDER BY code").rows()]
     return OpTree(nesting, ordered, names)
 
 

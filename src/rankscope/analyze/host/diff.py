@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rankscope.analyze.metric import EVERYTHING, Selection
-from rankscope.model.database import database
 from rankscope.model.tables import Table, Trace
 
 
@@ -35,7 +34,7 @@ def _uses(trace: Trace, selection: Selection) -> dict[tuple[str, str], _Use]:
             FROM {table} WHERE {selection.where()} GROUP BY name"""
         for kind, table in (("op", "ops"), ("kernel", "kernels"))
     )
-    return {(kind, name): _Use(n, total) for kind, name, n, total in database(trace).execute(sql).fetchall()}
+    return {(kind, name): _Use(n, total) for kind, name, n, total in trace.sql(sql).rows()}
 
 
 def _row(kind: str, name: str, old: _Use, new: _Use) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rankscope.analyze.device.events import DATA_LOADER
 from rankscope.analyze.metric import Selection, metric
-from rankscope.model.database import table_from_query
 from rankscope.model.sql import quote_text
 from rankscope.model.tables import Table, Trace
 
@@ -27,7 +26,6 @@ def idle_gaps(trace: Trace, selection: Selection) -> Table:
     than the previous kernel ran; and `host` if it did something else. It is `unknown` if the launch is not in the
     trace.
     """
-    trace.table("host_waits")
     sql = f"""
         WITH work AS (
             SELECT file_id, rank, device, kernel_id, start_ns AS next_ns, step, launch_tid,
@@ -73,4 +71,4 @@ def idle_gaps(trace: Trace, selection: Selection) -> Table:
                CASE WHEN cause = 'sync' THEN wait_id END AS wait_call_id
         FROM waited ORDER BY rank, start_ns, file_id, device
     """
-    return table_from_query(trace, "idle_gaps", sql)
+    return trace.sql(sql).table("idle_gaps")

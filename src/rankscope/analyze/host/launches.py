@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rankscope.analyze.metric import Selection, metric
-from rankscope.model.database import table_from_query
 from rankscope.model.tables import Table, Trace
 
 
@@ -31,7 +30,7 @@ def launch_stats(trace: Trace, selection: Selection) -> Table:
     is 0 if the kernel started during the call.
     """
     sql = f"{_launches(selection)} ORDER BY rank, start_ns, file_id, call_id"
-    return table_from_query(trace, "launch_stats", sql)
+    return trace.sql(sql).table("launch_stats")
 
 
 @metric(
@@ -45,13 +44,14 @@ def launch_summary(trace: Trace, selection: Selection) -> Table:
     """
     sql = f"""
         SELECT rank, count(*) AS n_launches, sum(n_kernels) AS n_kernels, count(*) FILTER (gpu_ns < cpu_ns) AS n_short,
-               count(*) FILTER (cpu_ns > ? * 1000) AS n_slow, count(*) FILTER (delay_ns > ? * 1000) AS n_delayed,
+               count(*) FILTER (cpu_ns > $slow_us * 1000) AS n_slow,
+               count(*) FILTER (delay_ns > $delay_us * 1000) AS n_delayed,
                sum(cpu_ns) AS cpu_ns, sum(gpu_ns) AS gpu_ns, median(cpu_ns) AS median_cpu_ns,
                median(gpu_ns) AS median_gpu_ns, median(delay_ns) AS median_delay_ns, max(delay_ns) AS max_delay_ns
         FROM ({_launches(selection)}) GROUP BY rank ORDER BY rank
     """
-    chosen = selection.settings
-    return table_from_query(trace, "launch_summary", sql, (float(chosen["slow_us"]), float(chosen["delay_us"])))
+    limits = {name: float(selection.settings[name]) for name in ("slow_us", "delay_us")}
+    return trace.sql(sql, **limits).table("launch_summary")
 
 
 def _queue_series(selection: Selection) -> str:
@@ -85,7 +85,7 @@ def queue_length(trace: Trace, selection: Selection) -> Table:
     device is idle, the host is late.
     """
     sql = f"{_queue_series(selection)} ORDER BY rank, file_id, device, stream, time_ns"
-    return table_from_query(trace, "queue_length", sql)
+    return trace.sql(sql).table("queue_length")
 
 
 @metric("queue_summary", "queue_summary", needs=("kernels", "runtime_calls"))
@@ -102,7 +102,7 @@ def queue_summary(trace: Trace, selection: Selection) -> Table:
                max(n_queued) AS max_queued
         FROM ({_queue_series(selection)}) GROUP BY rank, device, stream ORDER BY rank, device, stream
     """
-    return table_from_query(trace, "queue_summary", sql)
+    return trace.sql(sql).table("queue_summary")
 
 
 @metric("blocked", "queue_blocked", needs=("kernels", "runtime_calls"), settings={"max_queue": 1024})
@@ -115,7 +115,7 @@ def queue_blocked(trace: Trace, selection: Selection) -> Table:
     """
     sql = f"""
         WITH lengths AS (
-            SELECT *, n_queued >= ? AS is_full, lag(n_queued >= ?) OVER in_time AS was_full
+            SELECT *, n_queued >= $limit AS is_full, lag(n_queued >= $limit) OVER in_time AS was_full
             FROM ({_queue_series(selection)})
             WINDOW in_time AS (PARTITION BY file_id, rank, device, stream ORDER BY time_ns)
         ), times AS (
@@ -134,5 +134,4 @@ def queue_blocked(trace: Trace, selection: Selection) -> Table:
                100.0 * sum(full_ns) / nullif(any_value(w.window_ns), 0) AS blocked_pct
         FROM per_time JOIN windows AS w USING (rank) GROUP BY rank, device, stream ORDER BY rank, device, stream
     """
-    limit = int(selection.settings["max_queue"])
-    return table_from_query(trace, "queue_blocked", sql, (limit, limit))
+    return trace.sql(sql, limit=int(selection.settings["max_queue"])).table("queue_blocked")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analyze.device.events import fetch
 from rankscope.analyze.host.call_tree import Nesting, nest, op_tree, thread_numbers
 from rankscope.analyze.metric import Selection, metric
-from rankscope.model.database import database, table_from_query
 from rankscope.model.sql import quote_text
 from rankscope.model.tables import Array, Table, Trace
 
@@ -27,7 +25,7 @@ _FROM_ANNOTATIONS = f"""
 
 def has_modules(trace: Trace) -> bool:
     queries = (_FROM_STACKS, _FROM_ANNOTATIONS)
-    return any(database(trace).execute(f"{query} LIMIT 1").fetchall() for query in queries)
+    return any(trace.sql(f"{query} LIMIT 1").rows() for query in queries)
 
 
 @metric(
@@ -48,13 +46,12 @@ def module_breakdown(trace: Trace, selection: Selection) -> Table:
     launched outside all modules; in the columns with `backward` they count for the modules around the forward operator
     with the same sequence number.
     """
-    from_stacks = bool(database(trace).execute(f"{_FROM_STACKS} LIMIT 1").fetchall())
+    from_stacks = bool(trace.sql(f"{_FROM_STACKS} LIMIT 1").rows())
     source = _FROM_STACKS if from_stacks else _FROM_ANNOTATIONS
-    calls = fetch(
-        trace,
-        f"""SELECT m.*, t.thread FROM ({source}) AS m JOIN {thread_numbers(source)} AS t USING (file_id, rank, tid)
-            ORDER BY file_id, rank, start_ns""",
-    )
+    calls = trace.sql(f"""
+            SELECT m.*, t.thread FROM ({source}) AS m JOIN {thread_numbers(source)} AS t USING (file_id, rank, tid)
+            ORDER BY file_id, rank, start_ns
+        """).columns()
     nesting = nest(calls["thread"], calls["start_ns"], calls["duration_ns"])
     n_kernels, kernel_ns = _launched_in(trace, nesting, source)
     n_backward, backward_ns = _launched_backward(trace, nesting, source)
@@ -78,12 +75,11 @@ def module_breakdown(trace: Trace, selection: Selection) -> Table:
 
 def _launched_in(trace: Trace, nesting: Nesting, source: str) -> tuple[Array, ...]:
     """Number and time of the kernels for which each module is the innermost one."""
-    kernels = fetch(
-        trace,
-        f"""SELECT t.thread, k.launch_start_ns, k.duration_ns
+    kernels = trace.sql(f"""
+            SELECT t.thread, k.launch_start_ns, k.duration_ns
             FROM kernels AS k JOIN {thread_numbers(source)} AS t
-                ON t.file_id = k.file_id AND t.rank = k.rank AND t.tid = k.launch_tid""",
-    )
+                ON t.file_id = k.file_id AND t.rank = k.rank AND t.tid = k.launch_tid
+        """).columns()
     place = nesting.enclosing(kernels["thread"], kernels["launch_start_ns"])
     return tuple(_sums(place, values, nesting) for values in (np.ones(len(place)), kernels["duration_ns"]))
 
@@ -105,7 +101,7 @@ _BACKWARD = """
 
 def _launched_backward(trace: Trace, nesting: Nesting, source: str) -> tuple[Array, ...]:
     """Number and time of the kernels below backward operators whose forward operator ran directly in each module."""
-    pairs = fetch(trace, _BACKWARD.format(threads=thread_numbers(source)))
+    pairs = trace.sql(_BACKWARD.format(threads=thread_numbers(source))).columns()
     tree = op_tree(trace)
     place_of_row = np.empty(len(tree.nesting.order), np.int64)
     place_of_row[tree.nesting.order] = np.arange(len(place_of_row))
@@ -126,16 +122,15 @@ def _sums(place: Array, values: Array, nesting: Nesting) -> Array:
 
 
 def _by_module(trace: Trace, tree: dict[str, Array], selection: Selection, source: str) -> Table:
-    connection = database(trace)
-    connection.register("_module_calls", tree)
     # Python calls do not say in which step they are: the last one begun on the rank does.
     sql = f"""
         WITH calls AS (
             SELECT c.*, CASE WHEN c.start_ns < s.start_ns + s.duration_ns THEN s.step END AS step
-            FROM _module_calls AS c ASOF LEFT JOIN steps AS s
+            FROM module_calls AS c ASOF LEFT JOIN steps AS s
                 ON s.file_id = c.file_id AND s.rank = c.rank AND c.start_ns >= s.start_ns
         )
-        SELECT rank, module, arg_min(parent, start_ns) AS parent, min(depth) AS depth, {quote_text(source)} AS source,
+        SELECT rank, module, arg_min(coalesce(parent, ''), start_ns) AS parent, min(depth) AS depth,
+               {quote_text(source)} AS source,
                count(*) AS n, sum(duration_ns) FILTER (NOT is_recursive) AS total_ns, sum(self_ns) AS self_ns,
                sum(n_kernels) AS n_kernels, sum(kernel_ns) AS kernel_ns,
                sum(n_kernels_below) FILTER (NOT is_recursive) AS n_kernels_below,
@@ -144,7 +139,4 @@ def _by_module(trace: Trace, tree: dict[str, Array], selection: Selection, sourc
                sum(kernel_backward_ns) FILTER (NOT is_recursive) AS kernel_backward_ns
         FROM calls WHERE {selection.where()} GROUP BY rank, module ORDER BY rank, total_ns DESC, module
     """
-    try:
-        return table_from_query(trace, "module_breakdown", sql)
-    finally:
-        connection.unregister("_module_calls")
+    return trace.sql(sql, module_calls=tree).table("module_breakdown")

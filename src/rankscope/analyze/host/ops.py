@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rankscope.analyze.metric import Selection, metric
-from rankscope.model.database import table_from_query
 from rankscope.model.tables import Table, Trace
 
 
@@ -15,7 +14,6 @@ def op_breakdown(trace: Trace, selection: Selection) -> Table:
     outside nested operators. Kernels count for the operator that launched them (n_kernels, kernel_ns) and, in the
     columns with `below`, for every operator around it.
     """
-    trace.table("call_tree")  # makes it visible to SQL
     sql = f"""
         SELECT rank, name, count(*) AS n, coalesce(sum(duration_ns) FILTER (NOT is_recursive), 0) AS total_ns,
                sum(self_ns) AS self_ns, avg(duration_ns) AS mean_ns, sum(n_kernels) AS n_kernels,
@@ -24,7 +22,7 @@ def op_breakdown(trace: Trace, selection: Selection) -> Table:
                coalesce(sum(kernel_below_ns) FILTER (NOT is_recursive), 0) AS kernel_below_ns
         FROM call_tree WHERE {selection.where()} GROUP BY rank, name ORDER BY rank, self_ns DESC, name
     """
-    return table_from_query(trace, "op_breakdown", sql)
+    return trace.sql(sql).table("op_breakdown")
 
 
 @metric("sequences", "kernel_sequences", needs=("ops", "kernels"), settings={"operator": "", "min_kernels": 3})
@@ -35,12 +33,11 @@ def kernel_sequences(trace: Trace, selection: Selection) -> Table:
     `min_kernels` kernels, each with all kernels launched in it, in order of their start. Calls of an operator with the
     same kernels in the same order share one row.
     """
-    trace.table("call_tree")
     sql = f"""
         WITH fitting AS (
             SELECT rank, name, position, last_position, duration_ns, max(last_position) OVER (
                        ORDER BY position ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS covered_to
-            FROM call_tree WHERE {selection.where()} AND contains(name, ?) AND n_kernels_below >= ?
+            FROM call_tree WHERE {selection.where()} AND contains(name, $operator) AND n_kernels_below >= $min_kernels
         ), outermost AS (
             SELECT * FROM fitting WHERE position > coalesce(covered_to, -1)
         ), launched AS (
@@ -57,7 +54,8 @@ def kernel_sequences(trace: Trace, selection: Selection) -> Table:
         FROM runs GROUP BY rank, operator, runs.kernels ORDER BY rank, n DESC, kernel_ns DESC, operator, kernels
     """
     chosen = selection.settings
-    return table_from_query(trace, "kernel_sequences", sql, (str(chosen["operator"]), int(chosen["min_kernels"])))
+    wanted = trace.sql(sql, operator=str(chosen["operator"]), min_kernels=int(chosen["min_kernels"]))
+    return wanted.table("kernel_sequences")
 
 
 @metric("op_delays", "op_kernel_delays", needs=("ops", "kernels"))
@@ -69,7 +67,6 @@ def op_kernel_delays(trace: Trace, selection: Selection) -> Table:
     start of the launch, and from there to the start of the kernel. Kernels whose launch is not in the trace are left
     out.
     """
-    trace.table("call_tree")
     sql = f"""
         WITH launched AS (
             SELECT t.file_id, t.rank, t.aten_id, k.name AS kernel, k.kernel_id, k.start_ns, k.launch_start_ns
@@ -87,4 +84,4 @@ def op_kernel_delays(trace: Trace, selection: Selection) -> Table:
         WHERE {selection.where(alias="o")}
         GROUP BY o.rank, o.name, r.kernels ORDER BY o.rank, n DESC, operator, kernels
     """
-    return table_from_query(trace, "op_kernel_delays", sql)
+    return trace.sql(sql).table("op_kernel_delays")

@@ -9,7 +9,6 @@ from rankscope.analyze.device.losses import verb
 from rankscope.analyze.device.lost_time import Losses, losses_of
 from rankscope.analyze.host.python_frames import is_own, location_of
 from rankscope.analyze.registry import Effect, rule
-from rankscope.model.database import database
 from rankscope.model.finding import Evidence, Finding, Location, count_noun, format_duration, ranks_phrase
 from rankscope.model.tables import Trace
 
@@ -85,16 +84,11 @@ def queue_full(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: launches count from the start of their call to the start of their kernel; the actual limit of
     the queue differs between drivers.
     """
-    trace.table("queue_blocked")
-    rows = (
-        database(trace)
-        .execute(
-            "SELECT rank, device, stream, blocked_ns, blocked_pct FROM queue_blocked WHERE blocked_pct >= ? "
-            "ORDER BY blocked_pct DESC, rank, stream",
-            [_NOTABLE_BLOCKED_PCT],
-        )
-        .fetchall()
-    )
+    rows = trace.sql(
+        "SELECT rank, device, stream, blocked_ns, blocked_pct FROM queue_blocked WHERE blocked_pct >= $least "
+        "ORDER BY blocked_pct DESC, rank, stream",
+        least=_NOTABLE_BLOCKED_PCT,
+    ).rows()
     if not rows:
         return
     rank, device, stream, blocked_ns, blocked_pct = rows[0]
@@ -138,7 +132,6 @@ def host_syncs(trace: Trace) -> Iterator[Finding | Effect]:
     been idle anyway. The line of code is known only if Python calls were recorded (with_stack=True) and read
     (--stacks).
     """
-    trace.table("sync_calls")
     losses = _gap_losses(
         trace,
         """SELECT g.file_id, g.rank, g.step, least(g.duration_ns, w.duration_ns) AS lost_ns
@@ -222,7 +215,6 @@ def _finding(losses: Losses, **parts: Any) -> Finding:
 
 def _gap_losses(trace: Trace, events: str) -> Losses | None:
     """What events over `gaps` cost: the idle gaps of those traces that have enough launches."""
-    trace.table("idle_gaps")  # makes it visible to SQL
     return losses_of(
         trace,
         f"""WITH busy AS (
@@ -245,13 +237,13 @@ def _launch_pace(trace: Trace, rank: int) -> _Pace:
         WITH launched AS (
             SELECT file_id, rank, kernel_id, launch_start_ns - lag(launch_start_ns) OVER in_order AS interval_ns,
                    lag(duration_ns) OVER in_order AS kernel_ns
-            FROM kernels WHERE rank = ? AND call_id IS NOT NULL
+            FROM kernels WHERE rank = $rank AND call_id IS NOT NULL
             WINDOW in_order AS (PARTITION BY file_id, rank, launch_tid ORDER BY launch_start_ns, kernel_id)
         )
         SELECT median(g.duration_ns)::BIGINT, median(l.interval_ns)::BIGINT, median(l.kernel_ns)::BIGINT
         FROM idle_gaps AS g JOIN launched AS l USING (file_id, rank, kernel_id) WHERE g.cause = 'launch'
     """
-    [row] = database(trace).execute(sql, [rank]).fetchall()
+    [row] = trace.sql(sql, rank=rank).rows()
     return _Pace(*row)
 
 
@@ -260,10 +252,10 @@ def _gap_operators(trace: Trace, rank: int) -> list[str]:
     sql = f"""
         SELECT o.name FROM idle_gaps AS g JOIN kernels AS k USING (file_id, rank, kernel_id)
         JOIN ops AS o ON o.file_id = k.file_id AND o.rank = k.rank AND o.op_id = k.op_id
-        WHERE g.cause = 'launch' AND g.rank = ?
+        WHERE g.cause = 'launch' AND g.rank = $rank
         GROUP BY o.name ORDER BY sum(g.duration_ns) DESC, o.name LIMIT {_MAX_SHOWN}
     """
-    return [name for (name,) in database(trace).execute(sql, [rank]).fetchall()]
+    return [name for (name,) in trace.sql(sql, rank=rank).rows()]
 
 
 def _profiler_note(trace: Trace) -> tuple[str, ...]:
@@ -294,11 +286,12 @@ class _Site(NamedTuple):
 
 def _wait_sites(trace: Trace, losses: Losses) -> list[_Site]:
     sql = f"""
-        SELECT name, root_operator, annotation, sum(n)::BIGINT, sum(n_idle)::BIGINT, sum(idle_ns)::BIGINT AS idle_ns
+        SELECT name, coalesce(root_operator, '') AS root_operator, coalesce(annotation, '') AS annotation,
+               sum(n)::BIGINT, sum(n_idle)::BIGINT, sum(idle_ns)::BIGINT AS idle_ns
         FROM sync_calls WHERE rank IN ({", ".join(map(str, losses.culprits))}) AND n_idle > 0
         GROUP BY ALL ORDER BY idle_ns DESC, name, root_operator, annotation
     """
-    return [_Site(*row) for row in database(trace).execute(sql).fetchall()]
+    return [_Site(*row) for row in trace.sql(sql).rows()]
 
 
 def _line_of_waits(trace: Trace, losses: Losses) -> Location | None:
@@ -318,5 +311,5 @@ def _line_of_waits(trace: Trace, losses: Losses) -> Location | None:
         )
         SELECT frame FROM around GROUP BY frame ORDER BY sum(idle_ns) DESC, frame LIMIT 1
     """
-    frames = database(trace).execute(sql).fetchall()
+    frames = trace.sql(sql).rows()
     return location_of(frames[0][0]) if frames else None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analyze.device.events import fetch
 from rankscope.analyze.host.call_tree import Nesting, nest, op_tree, thread_numbers
 from rankscope.analyze.metric import Selection, metric
-from rankscope.model.database import table_from_query
 from rankscope.model.sql import quote_text
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
@@ -43,15 +41,15 @@ def host_waits(trace: Trace, selection: Selection) -> Table:
     pageable memory does.
     """
     sql = f"""
-        SELECT w.file_id, w.rank, w.call_id, w.name, coalesce(w.tid, {MISSING}) AS tid, w.start_ns, w.duration_ns,
-               coalesce(w.step, {MISSING}) AS step, coalesce(o.thread, -1) AS op_thread,
-               coalesce(a.thread, -1) AS range_thread
+        SELECT w.file_id, w.rank, w.call_id, w.name, w.tid, w.start_ns, w.duration_ns,
+               w.step, o.thread AS op_thread,
+               a.thread AS range_thread
         FROM ({_WAITS}) AS w
         LEFT JOIN {thread_numbers("FROM ops")} AS o USING (file_id, rank, tid)
         LEFT JOIN {thread_numbers(_RANGES)} AS a USING (file_id, rank, tid)
         WHERE {selection.where(alias="w")} ORDER BY w.rank, w.start_ns, w.file_id, w.call_id
     """
-    waits = fetch(trace, sql)
+    waits = trace.sql(sql).columns()
     tree = op_tree(trace)
     inner = tree.nesting.enclosing(waits["op_thread"], waits["start_ns"])
     outer = _outermost(tree.nesting, inner)
@@ -83,7 +81,7 @@ def _annotations_around(trace: Trace, thread: Array, time: Array) -> list[str]:
         SELECT r.name, r.start_ns, r.duration_ns, t.thread
         FROM ({_RANGES}) AS r JOIN {thread_numbers(_RANGES)} AS t USING (file_id, rank, tid)
     """
-    ranges = fetch(trace, sql)
+    ranges = trace.sql(sql).columns()
     nesting = nest(ranges["thread"], ranges["start_ns"], ranges["duration_ns"])
     names = ranges["name"][nesting.order].tolist()
     return [names[place] if place >= 0 else "" for place in nesting.enclosing(thread, time).tolist()]
@@ -98,8 +96,6 @@ def sync_calls(trace: Trace, selection: Selection) -> Table:
     earlier. n_idle and idle_ns count that over the gaps in the table idle_gaps whose cause is the wait. See the metric
     `host_waits` for what counts as a wait.
     """
-    trace.table("host_waits")
-    trace.table("idle_gaps")
     sql = f"""
         WITH idle AS (
             SELECT file_id, rank, wait_call_id AS call_id, sum(duration_ns) AS idle_ns
@@ -112,4 +108,4 @@ def sync_calls(trace: Trace, selection: Selection) -> Table:
         GROUP BY rank, name, operator, root_operator, annotation
         ORDER BY rank, idle_ns DESC, total_ns DESC, name, operator, annotation
     """
-    return table_from_query(trace, "sync_calls", sql)
+    return trace.sql(sql).table("sync_calls")

@@ -12,7 +12,6 @@ from rankscope.analyze.link.alignment import Track, align, align_ends
 from rankscope.analyze.link.links import own_time, recorded_links
 from rankscope.analyze.link.nodes import EVENTS, Events
 from rankscope.analyze.link.tracks import Profile, common_names, profile_recording
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
 _NAME = r"regexp_replace(name, '#\d+$', '#')"  # ProfilerStep#7 is in each step another one
@@ -36,7 +35,7 @@ StepKey = tuple[bytes, bytes, bytes]
 @table("et_links", needs=("et_nodes",))
 def et_links(trace: Trace) -> Table:
     """With durations from clean steps of the same processes, where the capture has such steps."""
-    clean = {file_id for (file_id,) in database(trace).execute(_OWN_CLEAN).fetchall()}
+    clean = {file_id for (file_id,) in trace.sql(_OWN_CLEAN).rows()}
     return transplanted_links(trace, clean)
 
 
@@ -85,7 +84,7 @@ def _own_ns(links: Table, duration_ns: Array) -> Array:
 def _clean_profiles(trace: Trace, clean_files: Collection[int]) -> dict[int, list[tuple[int, Profile]]]:
     """By rank, with the number of the file."""
     found: dict[int, list[tuple[int, Profile]]] = {}
-    for file_id, rank in database(trace).execute(_CLEAN).fetchall():
+    for file_id, rank in trace.sql(_CLEAN).rows():
         if file_id in clean_files:
             found.setdefault(rank, []).append((file_id, profile_recording(trace, file_id, rank, _NAME)))
     return found

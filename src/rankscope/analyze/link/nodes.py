@@ -8,15 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.analyze.derived import derived
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Trace
 
 # In this order nodes have their places. Numbers are given when a node begins, so it is the order of time as well.
 NODE_ORDER = "file_id, rank, node_id, position"
 _USER_SCOPE = 7  # of annotations
 _NODES = f"""
-    SELECT file_id, coalesce(rank, {MISSING}) AS rank, node_id, coalesce(parent_id, {MISSING}) AS parent_id,
-           coalesce(record_id, {MISSING}) AS record_id, kind = 'op' AS is_linkable,
+    SELECT file_id, rank, node_id, parent_id,
+           record_id, kind = 'op' AS is_linkable,
            kind = 'op' AND coalesce(scope, 0) <> {_USER_SCOPE} AS is_operator
     FROM et_nodes ORDER BY {NODE_ORDER}
 """
@@ -31,11 +30,8 @@ EVENTS = """(
            record_id IS NOT NULL AS has_id_field, step
     FROM annotations WHERE kind = 'host'
 )"""
-# As columns without gaps, as Events has them.
-EVENT_COLUMNS = ", ".join(
-    f"coalesce(e.{name}, {MISSING}) AS {name}"
-    for name in ("op_id", "annotation_id", "tid", "start_ns", "duration_ns", "step")
-)
+# As Events has them.
+EVENT_COLUMNS = "e.op_id, e.annotation_id, e.tid, e.start_ns, e.duration_ns, e.step"
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ def nodes_of(trace: Trace) -> Nodes:
 
 
 def _load_nodes(trace: Trace) -> Nodes:
-    columns = database(trace).execute(_NODES).fetchnumpy()
+    columns = trace.sql(_NODES).columns()
     file_id, node_id, wanted = columns["file_id"], columns["node_id"], columns["parent_id"]
     parent = np.full(len(node_id), MISSING)
     for own in file_slices(file_id):

@@ -16,7 +16,6 @@ from rankscope.analyze.derived import derived
 from rankscope.analyze.link.nodes import EVENT_COLUMNS, EVENTS, NODE_ORDER, Events, nodes_of
 from rankscope.analyze.link.runs import contradictions
 from rankscope.analyze.link.tracks import align_threads, nodes_recording, profile_recording
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Trace
 
 HOW = ["none", "id", "alignment"]
@@ -120,7 +119,7 @@ def partners_of(trace: Trace) -> Partners:
 
 
 def _find_partners(trace: Trace) -> Partners:
-    candidates = [Candidate(*row) for row in database(trace).execute(_CANDIDATES).fetchall()]
+    candidates = [Candidate(*row) for row in trace.sql(_CANDIDATES).rows()]
     against = contradictions(trace)
     judged, by_id = _by_ids(trace, candidates, against)
     settled = {verdict.candidate.file_id for verdict in judged if verdict.how}
@@ -136,7 +135,7 @@ def _find_partners(trace: Trace) -> Partners:
 
 
 def _by_ids(trace: Trace, candidates: Sequence[Candidate], against: Against) -> tuple[list[Judged], Links]:
-    columns = database(trace).execute(_BY_ID).fetchnumpy()
+    columns = trace.sql(_BY_ID).columns()
     keys, number = np.unique(columns["file_id"].astype(np.int64) << 32 | columns["profile_id"], return_inverse=True)
     pairs = [(key >> 32, key & 0xFFFFFFFF) for key in keys.tolist()]
     n_shared = dict(zip(pairs, np.bincount(number).tolist(), strict=True))

@@ -9,7 +9,6 @@ from typing import Any
 from rankscope.analyze.link.collectives.agreement import Disagreement, RankCall, disagreements
 from rankscope.analyze.link.reasons import REASONS, is_without_operators, sentence, why_missing
 from rankscope.analyze.registry import Skipped, rule
-from rankscope.model.database import database
 from rankscope.model.finding import Comparison, Evidence, Finding, GroupRef, Severity, Side, count_noun, ranks_phrase
 from rankscope.model.tables import Trace
 
@@ -223,12 +222,11 @@ def durations_inflated(trace: Trace) -> Iterator[Finding | Skipped]:
 
 def _inflated_files(trace: Trace) -> set[int]:
     """Execution traces for which clean steps in the capture do not provide nearly all durations."""
-    trace.table("et_links")  # made now, so that the query sees it
-    rows = database(trace).execute(
+    answer = trace.sql(
         f"""SELECT file_id FROM et_links WHERE profile_id IS NOT NULL GROUP BY file_id
             HAVING count(*) FILTER (is_inflated) > {_FEW_INFLATED} * count(*)"""
     )
-    return {file_id for (file_id,) in rows.fetchall()}
+    return {file_id for (file_id,) in answer.rows()}
 
 
 @rule("L504", "kernels-untied", needs=("et_traces", "kernels"))
@@ -248,18 +246,13 @@ def kernels_untied(trace: Trace) -> Iterator[Finding]:
     What could fool it: a custom operator that is not registered with torch launches kernels under the operator around
     it; these are attached to that one.
     """
-    trace.table("et_links")  # made now, so that the query sees it
-    counted = (
-        database(trace)
-        .execute(
-            """SELECT rank, count(*), count(*) FILTER (op_id IS NULL),
+    counted = trace.sql("""
+            SELECT rank, count(*), count(*) FILTER (op_id IS NULL),
                       count(*) FILTER (op_id IS NULL AND call_id IS NULL), mode(name) FILTER (op_id IS NULL)
                FROM kernels AS k SEMI JOIN (SELECT DISTINCT profile_id, rank FROM et_links) AS p
                    ON p.profile_id = k.file_id AND p.rank IS NOT DISTINCT FROM k.rank
-               GROUP BY rank ORDER BY rank"""
-        )
-        .fetchall()
-    )
+               GROUP BY rank ORDER BY rank
+        """).rows()
     untied = [row for row in counted if row[2] >= _MIN_UNTIED and row[2] > row[1] * _MAX_UNTIED_PCT / 100]
     if not untied:
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timezone
 
 from rankscope.analyze.link.nodes import EVENTS
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 
 _SECOND_NS = 10**9
@@ -28,9 +27,7 @@ def contradictions(trace: Trace) -> dict[tuple[int, int], int]:
     """For every execution trace and profile of one rank, how many of the two speak against one run."""
     return {
         (file_id, profile_id): bool(is_other_process) + is_other_time(recorded, lasted_ms, start_ns, end_ns)
-        for file_id, profile_id, is_other_process, recorded, lasted_ms, start_ns, end_ns in database(trace)
-        .execute(_PAIRS)
-        .fetchall()
+        for file_id, profile_id, is_other_process, recorded, lasted_ms, start_ns, end_ns in trace.sql(_PAIRS).rows()
     }
 
 

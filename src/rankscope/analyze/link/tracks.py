@@ -9,24 +9,24 @@ import numpy as np
 from rankscope.analyze.host.call_tree import nest
 from rankscope.analyze.link.alignment import Track, align, align_ends
 from rankscope.analyze.link.nodes import EVENT_COLUMNS, EVENTS, NODE_ORDER, Events
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Trace
 
 _N_CANDIDATES = 3  # threads of a profile that are tried for a thread of the execution trace
 # Profilers leave out the shapes of lists, execution traces have them as empty ones: only dimensions are compared.
 _SHAPES = r"hash(regexp_extract_all({}, '\[\d[\d,]*\]'))"
 _NODES = f"""
-    SELECT place, thread, hash(name) AS name, coalesce(seq_id, {MISSING}) AS seq_id,
+    SELECT place, thread, hash(name) AS name, seq_id,
            {_SHAPES.format("coalesce(input_shapes, '')")} AS shapes
     FROM (SELECT *, row_number() OVER (ORDER BY {NODE_ORDER}) - 1 AS place FROM et_nodes)
     WHERE kind = 'op' AND file_id = $file AND thread IS NOT NULL ORDER BY thread, place
 """
 _EVENTS = f"""
     SELECT e.file_id AS profile_id, {EVENT_COLUMNS}, dense_rank() OVER (ORDER BY tid) - 1 AS thread,
-           hash({{name}}) AS name, coalesce(seq_id, {MISSING}) AS seq_id,
+           hash({{name}}) AS name, seq_id,
            {_SHAPES.format("coalesce(input_dims, '')")} AS shapes
     FROM {EVENTS} AS e
-    WHERE file_id = $file AND coalesce(rank, {MISSING}) = $rank AND tid IS NOT NULL ORDER BY op_id, annotation_id
+    WHERE file_id = $file AND coalesce(rank, {MISSING}) = $rank AND tid IS NOT NULL
+    ORDER BY op_id NULLS FIRST, annotation_id
 """
 
 
@@ -44,7 +44,7 @@ class Profile(NamedTuple):
 
 def nodes_recording(trace: Trace, file_id: int, parent: Array) -> tuple[Recording, Array]:
     """The nodes of an execution trace, and their places among all nodes."""
-    columns = database(trace).execute(_NODES, {"file": file_id}).fetchnumpy()
+    columns = trace.sql(_NODES, file=file_id).columns()
     place = columns["place"]
     name_of = np.zeros(len(parent), np.uint64)
     name_of[place] = columns["name"]
@@ -55,7 +55,7 @@ def nodes_recording(trace: Trace, file_id: int, parent: Array) -> tuple[Recordin
 
 def profile_recording(trace: Trace, profile_id: int, rank: int, name: str = "name") -> Profile:
     """The operators and annotations of a profiler's trace; `name` is what counts as their name, in SQL."""
-    columns = database(trace).execute(_EVENTS.format(name=name), {"file": profile_id, "rank": rank}).fetchnumpy()
+    columns = trace.sql(_EVENTS.format(name=name), file=profile_id, rank=rank).columns()
     nesting = nest(columns["thread"], columns["start_ns"], columns["duration_ns"])
     columns = {key: values[nesting.order] for key, values in columns.items()}
     caller = np.where(nesting.parent >= 0, columns["name"][nesting.parent], np.uint64(0))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.device.events import fetch, percent
+from rankscope.analyze.device.events import percent, with_process
 from rankscope.analyze.intervals import total_ns, union
 from rankscope.analyze.metric import Selection, metric
 from rankscope.analyze.path.links import Links, links_of
@@ -182,9 +182,9 @@ def _compute_ns(trace: Trace, job: Job, spans: RankSteps) -> Array:
     on_device[work.process[~work.on_host]] = True
     place, start, end = spans.find(work.process[rows], work.step[rows]), work.start[rows], work.end[rows]
     if not on_device.all():
-        ops = fetch(
+        ops = with_process(
             trace,
-            "SELECT file_id, rank, coalesce(step, -1) AS step, start_ns, start_ns + duration_ns AS end_ns FROM ops",
+            trace.sql("SELECT file_id, rank, step, start_ns, start_ns + duration_ns AS end_ns FROM ops").columns(),
         )
         mine = np.flatnonzero(~on_device[ops["process"]])
         process = ops["process"][mine]

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.device.events import DATA_LOADER, fetch, processes_of
+from rankscope.analyze.device.events import DATA_LOADER, processes_of, with_process
 from rankscope.analyze.intervals import Intervals, last_begun
 from rankscope.analyze.path.work import aligned, same_process
-from rankscope.model.database import database
 from rankscope.model.sql import quote_text
 from rankscope.model.tables import Array, Trace
 
@@ -66,7 +65,7 @@ class Stretches(NamedTuple):
 
 
 def load_activities(trace: Trace) -> Activities:
-    rows = fetch(trace, _ACTIVITIES)
+    rows = with_process(trace, trace.sql(_ACTIVITIES).columns())
     process = rows["process"]
     start, end = (aligned(trace, process, rows[name]) for name in ("start_ns", "end_ns"))
     order = np.lexsort((start, process))
@@ -118,13 +117,8 @@ def find_names(trace: Trace, process: Array, source: Array, key: Array) -> list[
     processes = processes_of(trace)
     owner = {"file_id": processes.file_id[process], "rank": processes.rank[process]}
     wanted = {"place": np.arange(len(source)), "source": source, "key": key, **owner}
-    connection = database(trace)
-    connection.register("path_pieces", wanted)
-    try:
-        rows = connection.execute(_NAMES).fetchall()
-    finally:
-        connection.unregister("path_pieces")
-    return [name for (name,) in rows]
+    names: list[str] = trace.sql(_NAMES, path_pieces=wanted).columns()["name"].tolist()
+    return names
 
 
 _NAMED = {
@@ -135,7 +129,7 @@ _NAMED = {
     LOADERS: (f"({_LOADERS})", "id"),
 }
 _NAMES = f"""
-SELECT coalesce({", ".join(f"t{source}.name" for source in _NAMED)}, '') FROM path_pieces AS p
+SELECT coalesce({", ".join(f"t{source}.name" for source in _NAMED)}) AS name FROM path_pieces AS p
 {
     " ".join(
         f"LEFT JOIN {table} AS t{source}"

@@ -9,7 +9,6 @@ import numpy as np
 
 from rankscope.analyze.derived import derived
 from rankscope.analyze.path.work import same_process
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Trace
 
 # How frameworks describe the group of a pipeline: pp, pp_forward, mesh_pp, PIPELINE_MODEL_PARALLEL_GROUP.
@@ -47,10 +46,8 @@ def stage_column(trace: Trace, ranks: Array) -> Array:
 
 
 def _find_stages(trace: Trace) -> dict[int, int]:
-    for name in ("comm_calls", "comm_groups"):
-        trace.table(name)  # made now, so that the query sees it
     hops: dict[int, list[int]] = {}
-    for low, high, votes in database(trace).execute(_DIRECTIONS).fetchall():
+    for low, high, votes in trace.sql(_DIRECTIONS).rows():
         source, target = (low, high) if votes > 0 else (high, low)
         hops.setdefault(source, []).append(target)
         hops.setdefault(target, [])
@@ -76,11 +73,9 @@ def _levels(hops: dict[int, list[int]]) -> dict[int, int]:
 
 def _positions_in_groups(trace: Trace) -> dict[int, int]:
     """If transfers do not show it: the position in the largest group that calls itself a pipeline."""
-    rows = (
-        database(trace)
-        .execute("SELECT DISTINCT group_desc, group_ranks FROM comms WHERE group_ranks <> '' AND group_desc <> ''")
-        .fetchall()
-    )
+    rows = trace.sql(
+        "SELECT DISTINCT group_desc, group_ranks FROM comms WHERE group_ranks IS NOT NULL AND group_desc IS NOT NULL"
+    ).rows()
     lines = []
     for desc, text in rows:
         try:

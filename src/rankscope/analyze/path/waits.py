@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.device.events import fetch
+from rankscope.analyze.device.events import with_process
 from rankscope.analyze.intervals import last_begun, union
 from rankscope.analyze.path.work import Timeline, Work, aligned, numbered, same_process
 from rankscope.model.tables import MISSING, Array, Trace
@@ -70,19 +70,20 @@ WITH calls AS (
     SELECT file_id, rank, correlation, min(start_ns) AS start_ns FROM runtime_calls
     WHERE name ILIKE '%eventrecord%' AND correlation > 0 GROUP BY file_id, rank, correlation
 )
-SELECT c.file_id, c.rank, c.tid, c.call_id, c.start_ns, c.end_ns, coalesce(s.device, {MISSING}) AS device,
-       coalesce(CASE s.kind WHEN 'stream' THEN s.stream WHEN 'event' THEN s.wait_on_stream END, {MISSING}) AS stream_id,
+SELECT c.file_id, c.rank, c.tid, c.call_id, c.start_ns, c.end_ns, s.device,
+       CASE s.kind WHEN 'stream' THEN s.stream WHEN 'event' THEN s.wait_on_stream END AS stream_id,
        CASE WHEN s.kind = 'event' THEN coalesce(r.start_ns, c.start_ns) ELSE c.start_ns END AS until_ns
 FROM calls AS c
 LEFT JOIN syncs AS s
-    ON {same_process("s", "c")} AND s.correlation = c.correlation AND s.kind <> 'stream-wait' AND c.correlation > 0
+    ON {same_process("s", "c")} AND s.correlation = c.correlation AND c.correlation > 0
+       AND s.kind IS DISTINCT FROM 'stream-wait'
 LEFT JOIN recorded AS r ON {same_process("r", "c")} AND r.correlation = s.wait_on_call
 """
 
 
 def _synchronizing_calls(trace: Trace, work: Work) -> HostWaits:
     """Waits for what had been launched on the stream, if that is known; else for what ended last before the return."""
-    calls = fetch(trace, _CALLS)
+    calls = with_process(trace, trace.sql(_CALLS).columns())
     process = calls["process"]
     start, end, until = (aligned(trace, process, calls[name]) for name in ("start_ns", "end_ns", "until_ns"))
     stream = _stream_rows(work, process, calls["device"], calls["stream_id"])
@@ -123,7 +124,9 @@ def _waits_for_host_collectives(trace: Trace, work: Work) -> HostWaits:
     if not len(rows):
         return HostWaits(*(np.empty(0, np.int64) for _ in HostWaits._fields))
     process = work.process[rows]
-    ops = fetch(trace, "SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM ops")
+    ops = with_process(
+        trace, trace.sql("SELECT file_id, rank, start_ns, start_ns + duration_ns AS end_ns FROM ops").columns()
+    )
     starts, ends = (aligned(trace, ops["process"], ops[name]) for name in ("start_ns", "end_ns"))
     busy = union(starts, ends, ops["process"])
     idle_since = work.launch_end[rows]
@@ -140,7 +143,7 @@ WITH calls AS (
     SELECT file_id, rank, correlation, min(start_ns) AS start_ns FROM runtime_calls WHERE correlation > 0
     GROUP BY file_id, rank, correlation
 )
-SELECT s.file_id, s.rank, coalesce(s.device, {MISSING}) AS device, s.stream, s.wait_on_stream,
+SELECT s.file_id, s.rank, s.device, s.stream, s.wait_on_stream,
        coalesce(w.start_ns, s.start_ns) AS waited_ns, coalesce(r.start_ns, w.start_ns, s.start_ns) AS recorded_ns
 FROM syncs AS s
 LEFT JOIN calls AS w ON {same_process("w", "s")} AND w.correlation = s.correlation
@@ -151,7 +154,7 @@ WHERE s.kind = 'stream-wait' AND s.stream >= 0 AND s.wait_on_stream >= 0
 
 def recorded_stream_waits(trace: Trace, work: Work) -> StreamWaits:
     """What is launched after its stream was told to wait, waits for what was launched before the event was recorded."""
-    events = fetch(trace, _STREAM_WAITS)
+    events = with_process(trace, trace.sql(_STREAM_WAITS).columns())
     process = events["process"]
     waited, recorded = (aligned(trace, process, events[name]) for name in ("waited_ns", "recorded_ns"))
     first = _launched_first(work, _stream_rows(work, process, events["device"], events["stream"]), waited)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.analyze.derived import derived
-from rankscope.analyze.device.events import fetch, processes_of
+from rankscope.analyze.device.events import processes_of, with_process
 from rankscope.analyze.intervals import Intervals, last_begun
 from rankscope.model.tables import MISSING, Array, Trace
 
@@ -144,7 +144,7 @@ def _clocks(trace: Trace) -> tuple[Array, Array, Array]:
 
 
 def _load_job(trace: Trace) -> Job:
-    columns = fetch(trace, _STEPS)
+    columns = with_process(trace, trace.sql(_STEPS).columns())
     process = columns["process"]
     start, end = (aligned(trace, process, columns[name]) for name in ("start_ns", "end_ns"))
     return Job(_load_processes(trace), _load_work(trace), Steps(process, columns["step"], start, end))
@@ -176,7 +176,7 @@ UNION ALL SELECT e.file_id, e.rank, e.start_ns, e.end_ns FROM everything AS e
 
 def _load_processes(trace: Trace) -> Processes:
     known = processes_of(trace)
-    spans = fetch(trace, _HOST_SPANS)
+    spans = with_process(trace, trace.sql(_HOST_SPANS).columns())
     bounds = np.zeros((2, len(known)), np.int64)
     for bound, name in zip(bounds, ("start_ns", "end_ns"), strict=True):
         bound[spans["process"]] = aligned(trace, spans["process"], spans[name])
@@ -195,9 +195,9 @@ WITH described AS (
 ), everything AS (
     SELECT k.file_id, k.rank, k.kernel_id AS key, false AS on_host, k.device, k.stream, k.start_ns, k.duration_ns,
            k.launch_start_ns, k.launch_end_ns, k.launch_tid, k.step, d.match_id, d.n_bytes,
-           k.type = 'communication' AS is_comm, coalesce(d.is_p2p, false) AS is_p2p, k.type = 'memory' AS is_copy
+           k.type = 'communication' AS is_comm, d.is_p2p, k.type = 'memory' AS is_copy
     FROM kernels AS k LEFT JOIN described AS d ON {same_process("k", "d")} AND k.kernel_id = d.kernel_id
-    WHERE k.type <> 'other'
+    WHERE k.type IS DISTINCT FROM 'other'
     UNION ALL
     SELECT d.file_id, d.rank, d.comm_id, true, {MISSING}, d.tid, d.start_ns, d.duration_ns,
            coalesce(o.start_ns, d.start_ns), coalesce(o.end_ns, d.start_ns), o.tid, d.step, d.match_id, d.n_bytes, true,
@@ -207,18 +207,15 @@ WITH described AS (
 )
 SELECT file_id, rank, key, on_host, is_comm, is_p2p, is_copy, start_ns AS "start", start_ns + duration_ns AS "end",
        dense_rank() OVER (ORDER BY file_id, rank, on_host, device, stream) - 1 AS stream,
-       coalesce(device, {MISSING}) AS device, coalesce(stream, {MISSING}) AS stream_id,
-       coalesce(launch_start_ns, {MISSING}) AS launch, coalesce(launch_end_ns, {MISSING}) AS launch_end,
-       coalesce(launch_tid, {MISSING}) AS tid, coalesce(step, {MISSING}) AS step,
-       coalesce(match_id, {MISSING}) AS match, coalesce(n_bytes, {MISSING}) AS n_bytes
+       device, stream AS stream_id, launch_start_ns AS launch, launch_end_ns AS launch_end, launch_tid AS tid, step,
+       match_id AS match, n_bytes
 FROM everything ORDER BY 10, "start", "end", key
 """
 _TIMES = ("start", "end", "launch", "launch_end")
 
 
 def _load_work(trace: Trace) -> Work:
-    trace.table("comm_calls")  # made now, so that the query sees it
-    columns = fetch(trace, _WORK)
+    columns = with_process(trace, trace.sql(_WORK).columns())
     process = columns["process"]
     for name in _TIMES:
         columns[name] = aligned(trace, process, columns[name])

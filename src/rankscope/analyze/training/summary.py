@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rankscope.analyze.metric import Selection, metric
-from rankscope.model.database import table_from_query
 from rankscope.model.tables import Table, Trace
 
 
@@ -14,10 +13,7 @@ def training(trace: Trace, selection: Selection) -> Table:
     Covers losses, throughput, memory and other numbers that were recorded while the job trained, or read from its own
     logs. First and last are by step, or by time if there are no steps. The rank is NULL if a log does not contain it.
     """
-    return table_from_query(
-        trace,
-        "metric_summary",
-        f"""
+    return trace.sql(f"""
         SELECT name, rank, count(*) AS n_values, min(step) AS first_step, max(step) AS last_step,
                arg_min(value, (coalesce(step, 0), time_ns)) AS first_value,
                arg_max(value, (coalesce(step, 0), time_ns)) AS last_value,
@@ -27,5 +23,4 @@ def training(trace: Trace, selection: Selection) -> Table:
                min(step) FILTER (value IS NULL OR NOT isfinite(value)) AS first_not_finite_step
         FROM metrics WHERE {selection.where("time_ns")}
         GROUP BY name, rank ORDER BY name, rank
-        """,
-    )
+        """).table("metric_summary")

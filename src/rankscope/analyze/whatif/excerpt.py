@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.device.events import fetch
+from rankscope.analyze.device.events import with_process
 from rankscope.analyze.intervals import Intervals, covered_ns, last_begun, union
 from rankscope.analyze.metric import Selection
 from rankscope.analyze.path.links import Links, links_of
@@ -126,7 +126,7 @@ def _op_types(trace: Trace, work: Work, processes: Array) -> Array:
     """Launched by autograd's engine: backward. Launched in an optimizer's step: optimizer. All else: forward."""
     op_type = np.full(len(work.process), FORWARD)
     for code, sql in ((BACKWARD, _BACKWARD), (OPTIMIZER, _OPTIMIZER)):
-        spans = fetch(trace, sql)
+        spans = with_process(trace, trace.sql(sql).columns())
         start, end = (aligned(trace, spans["process"], spans[name]) for name in ("start_ns", "end_ns"))
         known = union(start, end, spans["process"])
         last = last_begun(known, work.launch, processes[work.process])

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from rankscope.analyze.derived import derived
-from rankscope.analyze.device.events import fetch
 from rankscope.analyze.metric import Selection, metric
 from rankscope.analyze.path.links import middle
 from rankscope.analyze.path.stages import stage_column
@@ -208,9 +207,7 @@ FROM comm_matches AS m LEFT JOIN comm_groups AS g USING (group_key)
 
 def _kinds_of_matches(trace: Trace) -> Array:
     """By match_id: a number for operation, size and members."""
-    for name in ("comm_matches", "comm_groups"):
-        trace.table(name)  # made now, so that the query sees it
-    rows = fetch(trace, _MATCHES)
+    rows = trace.sql(_MATCHES).columns()
     kinds = np.zeros(int(rows["match_id"].max(initial=-1)) + 1, np.int64)
     kinds[rows["match_id"]] = rows["kind"]
     return kinds

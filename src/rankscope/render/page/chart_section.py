@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from rankscope.model.database import database
 from rankscope.model.finding import count_noun
 from rankscope.render.html import NOTHING, Html, joined, markup
 from rankscope.render.listing import Column, fold, table
@@ -17,12 +15,6 @@ MAX_ROWS = 200  # of a table: 16,384 ranks would fill the page
 
 def section(anchor: str, title: str, said: str, *content: Html) -> Html:
     return markup('<h3 id="{}">{}</h3><p>{}</p>', anchor, title, said) + joined(content)
-
-
-def rows_of(contents: Contents, needed: str, sql: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement about a derived table, which is made first."""
-    contents.trace.table(needed)
-    return database(contents.trace).execute(sql).fetchall()
 
 
 def table_below(contents: Contents, name: str, columns: Sequence[Column], rows: Sequence[Html], about: str) -> Html:

@@ -9,7 +9,7 @@ from rankscope.render.html import NOTHING, Html, joined, markup, text
 from rankscope.render.listing import Column, cell, row, table
 from rankscope.render.page.chart_marks import Marks
 from rankscope.render.page.chart_scale import number_text, time_unit
-from rankscope.render.page.chart_section import MAX_ROWS, WORST, more_rows, rows_of, section, shortened, table_below
+from rankscope.render.page.chart_section import MAX_ROWS, WORST, more_rows, section, shortened, table_below
 from rankscope.render.page.charts import Bar, Key, Segment, bars, figure, meter
 from rankscope.render.page.contents import Contents
 
@@ -36,7 +36,7 @@ _OVERLAP = """
 
 
 def overlap_section(contents: Contents, marks: Marks) -> Html:
-    found = rows_of(contents, "comm_overlap", _OVERLAP)
+    found = contents.trace.sql(_OVERLAP).rows()
     if not found:
         return NOTHING
     unit = time_unit(max(comm for *_, comm in found))
@@ -88,7 +88,7 @@ _IDLE = """
 
 
 def idle_section(contents: Contents, marks: Marks) -> Html:
-    found = rows_of(contents, "idle_gaps", _IDLE)
+    found = contents.trace.sql(_IDLE).rows()
     if not found:
         return NOTHING
     of_rank: dict[int, dict[str, int]] = defaultdict(dict)
@@ -147,7 +147,7 @@ _STREAMS = f"""
 
 
 def _streams(contents: Contents) -> Html:
-    found = rows_of(contents, "idle_breakdown", _STREAMS)
+    found = contents.trace.sql(_STREAMS).rows()
     if not found:
         return NOTHING
     unit = time_unit(found[0][5])
@@ -187,13 +187,14 @@ _TOP_KERNELS = f"""
                arg_max(rank, (mean_ns, -rank)) AS slowest_rank
         FROM kernel_breakdown GROUP BY name ORDER BY total_ns DESC, name LIMIT {_KERNELS}
     )
-    SELECT top.name, type, n, total_ns, total_ns / greatest(ns, 1), n_ranks, middle, fastest, slowest, slowest_rank
+    SELECT coalesce(top.name, ''), coalesce(type, ''), n, total_ns, total_ns / greatest(ns, 1),
+           n_ranks, middle, fastest, slowest, slowest_rank
     FROM top, all_time ORDER BY total_ns DESC, name
 """
 
 
 def kernel_section(contents: Contents, marks: Marks) -> Html:
-    found = rows_of(contents, "kernel_breakdown", _TOP_KERNELS)
+    found = contents.trace.sql(_TOP_KERNELS).rows()
     if not found:
         return NOTHING
     columns = [

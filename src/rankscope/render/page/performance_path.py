@@ -12,7 +12,7 @@ from rankscope.render.html import NOTHING, Html, markup, text
 from rankscope.render.listing import Column, cell, row
 from rankscope.render.page.chart_marks import Marks
 from rankscope.render.page.chart_scale import Unit, number_text, time_unit
-from rankscope.render.page.chart_section import MAX_ROWS, more_rows, rows_of, section, shortened, table_below
+from rankscope.render.page.chart_section import MAX_ROWS, more_rows, section, shortened, table_below
 from rankscope.render.page.charts import Bar, Key, Lane, Segment, bars, figure, strips
 from rankscope.render.page.contents import Contents
 
@@ -32,7 +32,7 @@ _KINDS = {
     "kernel-gap": ("nothing", "gap between kernels"),
 }
 _SUMMARY = f"""
-    SELECT rank, kind, n_pieces, duration_ns, coalesce(share_pct, 0), main_name FROM path_summary
+    SELECT rank, kind, n_pieces, duration_ns, coalesce(share_pct, 0), coalesce(main_name, '') FROM path_summary
     ORDER BY duration_ns DESC, rank, kind LIMIT {MAX_ROWS}
 """
 
@@ -49,7 +49,7 @@ def path_section(contents: Contents, marks: Marks) -> Html:
     path = contents.trace.table("critical_path")
     if not len(path):
         return NOTHING
-    summary = rows_of(contents, "path_summary", _SUMMARY)
+    summary = contents.trace.sql(_SUMMARY).rows()
     unit = time_unit(float(path.array("duration_ns").sum()))
     columns = [
         Column("Rank", True),
@@ -184,8 +184,8 @@ def what_if_section(contents: Contents, marks: Marks) -> Html:
     """Only if the rules replayed the job: it takes too long for a page."""
     if "what_if" not in contents.trace.tables:
         return NOTHING
-    step = next((ns for (ns,) in rows_of(contents, "what_if", _REPLAYED)), 0)
-    found = [each for each in rows_of(contents, "what_if", _WHAT_IF) if step and each[1] >= _WORTH * step]
+    step = next((ns for (ns,) in contents.trace.sql(_REPLAYED).rows()), 0)
+    found = [each for each in contents.trace.sql(_WHAT_IF).rows() if step and each[1] >= _WORTH * step]
     if not found:
         return NOTHING
     unit = time_unit(step)

@@ -8,7 +8,7 @@ from rankscope.render.html import NOTHING, Html, markup, text
 from rankscope.render.listing import Column, cell, row
 from rankscope.render.page.chart_marks import Marks
 from rankscope.render.page.chart_scale import number_text, size_unit, time_unit
-from rankscope.render.page.chart_section import MAX_ROWS, WORST, more_rows, rows_of, section, table_below
+from rankscope.render.page.chart_section import MAX_ROWS, WORST, more_rows, section, table_below
 from rankscope.render.page.charts import Bar, Key, Segment, bars, figure
 from rankscope.render.page.contents import Contents
 
@@ -27,9 +27,7 @@ _STRAGGLERS = f"""
 
 
 def straggler_section(contents: Contents, marks: Marks) -> Html:
-    for name in ("arrivals", "late_causes"):
-        contents.trace.table(name)
-    found = rows_of(contents, "stragglers", _STRAGGLERS)
+    found = contents.trace.sql(_STRAGGLERS).rows()
     if not found:
         return NOTHING
     unit = time_unit(max(found[0][1], 1))
@@ -88,7 +86,7 @@ _LATE_PARTS = f"""
 
 
 def _late_parts(contents: Contents) -> Html:
-    found = rows_of(contents, "late_causes", _LATE_PARTS)
+    found = contents.trace.sql(_LATE_PARTS).rows()
     if not found:
         return NOTHING
     unit = time_unit(max(own for _, _, _, own, _, _ in found))
@@ -111,7 +109,8 @@ def _late_parts(contents: Contents) -> Html:
 # Collectives
 
 _COLLECTIVES = f"""
-    SELECT group_name, op, sum(n_calls)::BIGINT, count(*), sum(wait_ns)::BIGINT, sum(transfer_ns)::BIGINT,
+    SELECT coalesce(group_name, ''), coalesce(op, ''), sum(n_calls)::BIGINT, count(*),
+           sum(wait_ns)::BIGINT, sum(transfer_ns)::BIGINT,
            sum(exposed_ns)::BIGINT, arg_min(rank, (wait_ns, rank)), group_key
     FROM comm_waits GROUP BY group_key, group_name, op
     ORDER BY sum(wait_ns) + sum(transfer_ns) DESC, group_key, op LIMIT {MAX_ROWS}
@@ -119,7 +118,7 @@ _COLLECTIVES = f"""
 
 
 def collective_section(contents: Contents, marks: Marks) -> Html:
-    found = rows_of(contents, "comm_waits", _COLLECTIVES)
+    found = contents.trace.sql(_COLLECTIVES).rows()
     if not found:
         return NOTHING
     per_rank = [
@@ -171,14 +170,14 @@ def collective_section(contents: Contents, marks: Marks) -> Html:
 
 
 _BANDWIDTH = f"""
-    SELECT op, group_name, group_size, coalesce(n_hosts, -1), n_bytes, n_matches, transfer_ns,
-           bus_gbps, slowest_gbps, fastest_gbps
+    SELECT coalesce(op, ''), coalesce(group_name, ''), group_size, coalesce(n_hosts, -1), n_bytes, n_matches,
+           transfer_ns, bus_gbps, slowest_gbps, fastest_gbps
     FROM comm_bandwidth ORDER BY n_matches * transfer_ns DESC, group_key, op, n_bytes LIMIT {MAX_ROWS}
 """
 
 
 def _bandwidth(contents: Contents) -> Html:
-    found = rows_of(contents, "comm_bandwidth", _BANDWIDTH)
+    found = contents.trace.sql(_BANDWIDTH).rows()
     if not found:
         return NOTHING
     unit = time_unit(max(each[6] for each in found))
@@ -229,7 +228,7 @@ _BUBBLE_PARTS = (
 
 
 def bubble_section(contents: Contents, marks: Marks) -> Html:
-    found = rows_of(contents, "pipeline_bubbles", _BUBBLES)
+    found = contents.trace.sql(_BUBBLES).rows()
     if not found:
         return NOTHING
     unit = time_unit(max(each[2] for each in found))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rankscope.model.clock import MIN_SHARED, POLL_NS
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.render.timeline.chrome import JOIN_CLOCK, common_clock
 
-# What the queries of a timeline need, made before they are asked.
+# The derived tables that a timeline needs.
 DERIVED = ("profile_clocks", "comm_groups", "comm_matches", "comm_calls", "compile_events")
 UNKNOWN_RANK = 1 << 24  # the process of a file that tells no rank is this plus the number of the file
 LATEST_NS = 4 * 10**18  # sums of two times within this stay within 64 bits
@@ -22,10 +21,10 @@ _CLOCKS = f"""
 CREATE OR REPLACE TEMP TABLE timeline_clocks AS
 WITH told AS (
     SELECT rank, host FROM ranks UNION ALL SELECT rank, host FROM profiles UNION ALL SELECT rank, host FROM manifests
-    UNION ALL SELECT rank, '' FROM compile_logs UNION ALL SELECT DISTINCT rank, '' FROM metrics
-    UNION ALL SELECT DISTINCT rank, '' FROM thread_stacks
+    UNION ALL SELECT rank, NULL FROM compile_logs UNION ALL SELECT DISTINCT rank, NULL FROM metrics
+    UNION ALL SELECT DISTINCT rank, NULL FROM thread_stacks
 ), known AS (
-    SELECT rank, max(host) AS host, count(DISTINCT coalesce(nullif(max(host), ''), '#' || rank)) OVER () AS n_clocks
+    SELECT rank, max(host) AS host, count(DISTINCT coalesce(max(host), '#' || rank)) OVER () AS n_clocks
     FROM told WHERE rank IS NOT NULL GROUP BY rank
 ), profiled AS (
     SELECT rank, arg_min(offset_ns, file_id) AS offset_ns, max(error_ns) AS error_ns, bool_and(is_aligned) AS is_aligned
@@ -84,26 +83,23 @@ class Axis(NamedTuple):
 
 def prepare_axis(trace: Trace) -> Axis:
     """Leaves timeline_clocks in the trace's database."""
-    for name in DERIVED:
-        trace.table(name)
-    connection = database(trace)
-    connection.execute(_CLOCKS).fetchall()
-    connection.execute(_CREATE_MOMENTS).fetchall()
-    [(middle,)] = connection.execute(_MIDDLE).fetchall()
+    trace.sql(_CLOCKS)
+    trace.sql(_CREATE_MOMENTS)
+    [(middle,)] = trace.sql(_MIDDLE).rows()
     low, high = middle - _PLAUSIBLE_NS, middle + _PLAUSIBLE_NS
     bounds = (
         f"SELECT min(first_ns) FILTER (first_ns BETWEEN {low} AND {high}), "
         f"max(last_ns) FILTER (last_ns BETWEEN {low} AND {high}) FROM timeline_moments"
     )
-    [(base, end)] = connection.execute(bounds).fetchall()
-    connection.execute("DROP TABLE timeline_moments").fetchall()
+    [(base, end)] = trace.sql(bounds).rows()
+    trace.sql("DROP TABLE timeline_moments")
     return Axis(base or 0, end or 0, low, high)
 
 
 def rank_clocks(trace: Trace) -> dict[int, dict[str, Any]]:
     """Per rank: its host, what its times were moved by, how far off that may be, and whether that is known."""
-    rows = database(trace).execute("FROM timeline_clocks").fetchall()
+    rows = trace.sql("FROM timeline_clocks").rows()
     return {
-        rank: {"host": host, "offset_ns": offset, "error_ns": error, "is_aligned": bool(is_aligned)}
+        rank: {"host": host or "", "offset_ns": offset, "error_ns": error, "is_aligned": bool(is_aligned)}
         for rank, host, offset, error, is_aligned in rows
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.render.timeline.drawing import Cut
 from rankscope.render.timeline.sources import RECORDED_START, recorded_end
@@ -39,12 +38,7 @@ def chain_collectives(trace: Trace, cut: Cut) -> tuple[int, int]:
         (cut.of_ranks(), cut.of_time("start_ns", "greatest(end_ns, start_ns)"), cut.of_plausible_time())
     )
     axis = cut.axis
-    connection = database(trace)
-    connection.execute(_RECORDED).fetchall()
-    connection.execute(
-        _CHAINS.format(start=RECORDED_START, end=recorded_end(axis), base_ns=axis.base_ns, condition=condition)
-    ).fetchall()
-    [(n_chains, n_ends)] = connection.execute(
-        "SELECT coalesce(max(flow_id), 0), count(*) FROM timeline_chains"
-    ).fetchall()
+    trace.sql(_RECORDED)
+    trace.sql(_CHAINS.format(start=RECORDED_START, end=recorded_end(axis), base_ns=axis.base_ns, condition=condition))
+    [(n_chains, n_ends)] = trace.sql("SELECT coalesce(max(flow_id), 0), count(*) FROM timeline_chains").rows()
     return n_chains, n_ends - n_chains

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.model.tables import MISSING
+from rankscope.model.tables import MISSING, Trace
 from rankscope.render.timeline.axis import Axis
 from rankscope.render.timeline.chrome import LEAD_NS, ROWS_AT_ONCE, EventFile, label, microseconds
 from rankscope.render.timeline.lanes import MAX_LANES, lanes_of
 from rankscope.render.timeline.sources import CALL, KERNEL, CounterSource, Source
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
 
 TRACKS_PER_SECTION = 1_000_000
 _PLACE = ("pid", "section", "key", "second_key")
@@ -62,20 +59,21 @@ class Drawing(NamedTuple):
     processes: set[int]
 
 
-def draw_spans(connection: DuckDBPyConnection, sources: Sequence[Source], cut: Cut, drawing: Drawing) -> None:
-    _collect(connection, sources, cut)
-    _mend_times(connection, cut.axis, drawing.counts)
-    _set_lanes(connection, drawing.counts)
-    _link_launches(connection, drawing.counts)
-    drawing.out.write_events(_named_tracks(connection, drawing))
-    for lines in _batches(connection, _LINES):
+def draw_spans(trace: Trace, sources: Sequence[Source], cut: Cut, drawing: Drawing) -> None:
+    _collect(trace, sources, cut)
+    _mend_times(trace, cut.axis, drawing.counts)
+    _set_lanes(trace, drawing.counts)
+    _link_launches(trace, drawing.counts)
+    drawing.out.write_events(_named_tracks(trace, drawing))
+    for lines in _batches(trace, _LINES):
         drawing.out.write(lines)
-    for is_instant, n_rows in connection.execute(_N_DRAWN).fetchall():
+    for is_instant, n_rows in trace.sql(_N_DRAWN).rows():
         drawing.counts["instants" if is_instant else "spans"] += n_rows
-    connection.execute("DROP TABLE timeline_spans; DROP TABLE timeline_tracks").fetchall()
+    for name in ("timeline_spans", "timeline_tracks"):
+        trace.sql(f"DROP TABLE {name}")
 
 
-def draw_counters(connection: DuckDBPyConnection, sources: Sequence[CounterSource], cut: Cut, drawing: Drawing) -> None:
+def draw_counters(trace: Trace, sources: Sequence[CounterSource], cut: Cut, drawing: Drawing) -> None:
     for source in sources:
         if source.table in cut.least_ns:
             continue
@@ -87,7 +85,7 @@ def draw_counters(connection: DuckDBPyConnection, sources: Sequence[CounterSourc
                || '}}}}'
         FROM {rows} WHERE {kept} AND {cut.of_time("time_ns", "time_ns")} ORDER BY pid, name, time_ns, args
         """
-        for batch in _batches(connection, lines):
+        for batch in _batches(trace, lines):
             drawing.counts["counters"] += len(batch)
             drawing.out.write(batch)
 
@@ -101,18 +99,18 @@ CREATE OR REPLACE TEMP TABLE timeline_spans (
 """
 
 
-def _collect(connection: DuckDBPyConnection, sources: Sequence[Source], cut: Cut) -> None:
+def _collect(trace: Trace, sources: Sequence[Source], cut: Cut) -> None:
     """Times are from here on since the beginning of the capture. Implausible ones come along, to be counted."""
-    connection.execute(_CREATE).fetchall()
+    trace.sql(_CREATE)
     for source in sources:
         condition = f"{cut.of_ranks()} AND {cut.of_length(source.table)}"
-        connection.execute(
+        trace.sql(
             f"INSERT INTO timeline_spans BY NAME SELECT * REPLACE (start_ns - {cut.axis.base_ns} AS start_ns) "
             f"FROM ({source.sql(condition)}) WHERE ({cut.of_time()}) OR NOT ({cut.of_plausible_time()})"
-        ).fetchall()
+        )
 
 
-def _mend_times(connection: DuckDBPyConnection, axis: Axis, counts: Counter[str]) -> None:
+def _mend_times(trace: Trace, axis: Axis, counts: Counter[str]) -> None:
     low, high = axis.low_ns - axis.base_ns, axis.high_ns - axis.base_ns
     mending = {
         "left_out": f"DELETE FROM timeline_spans WHERE start_ns IS NULL OR start_ns NOT BETWEEN {low} AND {high}",
@@ -122,25 +120,24 @@ def _mend_times(connection: DuckDBPyConnection, axis: Axis, counts: Counter[str]
         "long": f"UPDATE timeline_spans SET duration_ns = {high} - start_ns WHERE start_ns + duration_ns > {high}",
     }
     for what, statement in mending.items():
-        [(n_rows,)] = connection.execute(statement).fetchall()
+        [(n_rows,)] = trace.sql(statement).rows()
         counts["left_out" if what == "left_out" else "clamped"] += n_rows
 
 
-def _set_lanes(connection: DuckDBPyConnection, counts: Counter[str]) -> None:
+def _set_lanes(trace: Trace, counts: Counter[str]) -> None:
     place = f"dense_rank() OVER (ORDER BY {', '.join(_PLACE)})"
-    found = connection.execute(
+    found = trace.sql(
         f"SELECT rowid AS number, {place} AS place, start_ns, start_ns + duration_ns AS end_ns FROM timeline_spans "
         f"WHERE NOT is_instant ORDER BY place, {_ORDER}"
-    ).fetchnumpy()
+    ).columns()
     lanes = lanes_of(found["place"], found["start_ns"], found["end_ns"])
     moved = np.flatnonzero(lanes)
     if len(moved):
-        connection.register("timeline_moved", {"number": found["number"][moved], "lane": lanes[moved]})
-        connection.execute(
-            "UPDATE timeline_spans AS s SET lane = m.lane FROM timeline_moved AS m WHERE s.rowid = m.number"
-        ).fetchall()
-        connection.unregister("timeline_moved")
-        [(n_rows,)] = connection.execute(f"DELETE FROM timeline_spans WHERE lane = {MAX_LANES}").fetchall()
+        trace.sql(
+            "UPDATE timeline_spans AS s SET lane = m.lane FROM moved AS m WHERE s.rowid = m.number",
+            moved={"number": found["number"][moved], "lane": lanes[moved]},
+        )
+        [(n_rows,)] = trace.sql(f"DELETE FROM timeline_spans WHERE lane = {MAX_LANES}").rows()
         counts["crowded"] += n_rows
 
 
@@ -152,21 +149,21 @@ WITH pairs AS (
     FROM timeline_spans AS c JOIN timeline_spans AS k USING (pid, file_id, link)
     WHERE c.link_role = {CALL} AND k.link_role = {KERNEL} AND k.start_ns > c.start_ns GROUP BY c.rowid
 )
-SELECT call_row, kernel_row, printf('"bind_id":"0x%x"', ? + row_number() OVER (
+SELECT call_row, kernel_row, printf('"bind_id":"0x%x"', $n_flows + row_number() OVER (
     ORDER BY c.pid, c.file_id, c.link, c.start_ns)) AS flow
 FROM pairs JOIN timeline_spans AS c ON c.rowid = call_row
 """
 
 
-def _link_launches(connection: DuckDBPyConnection, counts: Counter[str]) -> None:
-    connection.execute(_LAUNCHES, [counts["flows"]]).fetchall()
+def _link_launches(trace: Trace, counts: Counter[str]) -> None:
+    trace.sql(_LAUNCHES, n_flows=counts["flows"])
     for end, arrow in (("call_row", "flow_out"), ("kernel_row", "flow_in")):
-        [(n_rows,)] = connection.execute(
+        [(n_rows,)] = trace.sql(
             f"UPDATE timeline_spans AS s SET flow = l.flow || ',\"{arrow}\":true' "
             f"FROM timeline_launches AS l WHERE s.rowid = l.{end}"
-        ).fetchall()
+        ).rows()
     counts["flows"] += n_rows
-    connection.execute("DROP TABLE timeline_launches").fetchall()
+    trace.sql("DROP TABLE timeline_launches")
 
 
 _TRACKS = f"""
@@ -186,11 +183,9 @@ FROM timeline_spans JOIN timeline_tracks USING (pid, section, key, second_key, l
 _N_DRAWN = "SELECT is_instant, count(*) FROM timeline_spans GROUP BY is_instant ORDER BY is_instant"
 
 
-def _named_tracks(connection: DuckDBPyConnection, drawing: Drawing) -> Iterator[dict[str, Any]]:
-    connection.execute(_TRACKS).fetchall()
-    tracks = connection.execute(
-        f"SELECT {', '.join(_PLACE)}, lane, tid FROM timeline_tracks ORDER BY pid, tid"
-    ).fetchall()
+def _named_tracks(trace: Trace, drawing: Drawing) -> Iterator[dict[str, Any]]:
+    trace.sql(_TRACKS)
+    tracks = trace.sql(f"SELECT {', '.join(_PLACE)}, lane, tid FROM timeline_tracks ORDER BY pid, tid").rows()
     for pid, section, key, second_key, lane, tid in tracks:
         beside = f", lane {lane + 1}" if lane else ""
         drawing.processes.add(pid)
@@ -198,7 +193,6 @@ def _named_tracks(connection: DuckDBPyConnection, drawing: Drawing) -> Iterator[
         yield label("thread_sort_index", pid, tid, sort_index=tid)
 
 
-def _batches(connection: DuckDBPyConnection, sql: str) -> Iterator[list[str]]:
-    found = connection.execute(sql)
-    while rows := found.fetchmany(ROWS_AT_ONCE):
+def _batches(trace: Trace, sql: str) -> Iterator[list[str]]:
+    for rows in trace.sql(sql).batches(ROWS_AT_ONCE):
         yield [line for (line,) in rows]

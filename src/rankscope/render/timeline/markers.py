@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rankscope.model.database import database
 from rankscope.model.finding import Finding, Location, format_ranks
 from rankscope.model.tables import Trace
 from rankscope.render.timeline.axis import Axis
@@ -16,42 +15,44 @@ from rankscope.render.timeline.sources import FINDINGS
 _MAX_RANKS = 64  # a mark on each rank of a job of thousands would hide everything else
 _TID = FINDINGS * TRACKS_PER_SECTION + 1
 _RECORDED = """
-SELECT coalesce(min(e.created_ns - coalesce(o.offset_ns, 0)) FILTER (list_contains(?, e.rank)),
+SELECT coalesce(min(e.created_ns - coalesce(o.offset_ns, 0)) FILTER (list_contains($ranks, e.rank)),
                 min(e.created_ns - coalesce(o.offset_ns, 0)))
 FROM collectives AS e LEFT JOIN timeline_clocks AS o ON o.rank = e.rank
-WHERE e.group_name = ? AND e.is_p2p = ? AND coalesce(CASE WHEN e.is_p2p THEN e.p2p_seq END, e.seq) = ?
-      AND e.created_ns > 0 AND list_contains(?, e.rank)
+WHERE coalesce(e.group_name, '') = $group AND e.is_p2p = $p2p
+      AND coalesce(CASE WHEN e.is_p2p THEN e.p2p_seq END, e.seq) = $seq
+      AND e.created_ns > 0 AND list_contains($members, e.rank)
 """
 _PROFILED = """
 SELECT min(m.start_ns) FROM comm_matches AS m JOIN comm_groups AS g USING (group_key)
-WHERE g.name = ? AND m.is_p2p = ? AND m.seq = ?
+WHERE coalesce(g.name, '') = $group AND m.is_p2p = $p2p AND m.seq = $seq
 """
 _SLOWEST_STEP = f"""
 SELECT arg_max({common_clock("e.start_ns")}, (e.duration_ns, -e.step)) FROM steps AS e {JOIN_CLOCK}
-WHERE list_contains(?, e.rank) OR ?
+WHERE list_contains($ranks, e.rank) OR $all_ranks
 """
 _FIRST_COMPILATION = """
 SELECT min(e.start_ns - coalesce(o.offset_ns, 0))
 FROM compilations AS e LEFT JOIN timeline_clocks AS o ON o.rank = e.rank
-WHERE e.file = ? AND e.line <= ? AND (list_contains(?, e.rank) OR ?)
+WHERE e.file = $file AND e.line <= $line AND (list_contains($ranks, e.rank) OR $all_ranks)
 """
 
 
 def finding_time(trace: Trace, finding: Finding, axis: Axis) -> int:
     """When the collective was called; else the slowest step of its ranks, or where the place was compiled first."""
-    connection = database(trace)
     ranks, place = list(finding.ranks), finding.location
-    asked: list[tuple[str, list[Any]]] = []
+    chosen = {"ranks": ranks, "all_ranks": not ranks}
+    asked: list[tuple[str, dict[str, Any]]] = []
     if finding.collective and finding.group:
         call, group = finding.collective, finding.group
-        key = [group.name, call.p2p, call.seq]
-        asked += [(_RECORDED, [ranks, *key, sorted({*group.ranks, *ranks})]), (_PROFILED, key)]
+        key = {"group": group.name, "p2p": call.p2p, "seq": call.seq}
+        members = sorted({*group.ranks, *ranks})
+        asked += [(_RECORDED, {**key, "ranks": ranks, "members": members}), (_PROFILED, key)]
     if finding.code.startswith("C") and place:
-        asked.append((_FIRST_COMPILATION, [place.file, place.line, ranks, not ranks]))
+        asked.append((_FIRST_COMPILATION, {**chosen, "file": place.file, "line": place.line}))
     elif not finding.code.startswith("D") and trace.has("steps"):
-        asked.append((_SLOWEST_STEP, [ranks, not ranks]))
+        asked.append((_SLOWEST_STEP, chosen))
     for sql, values in asked:
-        [(time,)] = connection.execute(sql, values).fetchall()
+        [(time,)] = trace.sql(sql, **values).rows()
         if time is not None and axis.low_ns <= time <= axis.high_ns:
             return max(int(time), axis.base_ns)
     return axis.base_ns

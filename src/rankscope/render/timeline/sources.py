@@ -80,7 +80,15 @@ _PROFILER_SPANS = (
         texts={"shapes": "e.input_dims", "types": "e.input_types"},
     ),
     Source("python_calls", THREADS, "python", "e.name", key=_THREAD),
-    Source("annotations", THREADS, "annotation", "e.name", key=_THREAD, numbers=_STEP, where="e.kind <> 'device'"),
+    Source(
+        "annotations",
+        THREADS,
+        "annotation",
+        "e.name",
+        key=_THREAD,
+        numbers=_STEP,
+        where="e.kind IS DISTINCT FROM 'device'",
+    ),
     Source(
         *("annotations", STREAM_RANGES, "annotation", "e.name"),
         key="coalesce(e.stream, 0)",
@@ -106,7 +114,7 @@ _PROFILER_SPANS = (
 )
 # comm_calls are on the common clock already.
 _PROFILED_COLLECTIVES = Source(
-    *("comm_calls", COLLECTIVES, "collective", "coalesce(nullif(p.op, ''), 'collective')"),
+    *("comm_calls", COLLECTIVES, "collective", "coalesce(p.op, 'collective')"),
     start_ns=_within("e.start_ns"),
     end_ns=_within("e.end_ns"),
     key=f"{PROFILED_GROUPS} + coalesce(e.group_key, -1)",
@@ -123,8 +131,8 @@ PROFILER_SOURCES = (*_PROFILER_SPANS, _PROFILED_COLLECTIVES)
 # When a call was seen to start; where that is not recorded, when it was enqueued.
 RECORDED_START = _moment_of_host("coalesce(greatest(e.started_ns, e.created_ns), e.created_ns)")
 _PARTNER = "CASE e.op WHEN 'send' THEN ' to rank ' WHEN 'recv' THEN ' from rank ' END || e.peer"
-_STATUS = "CASE WHEN e.status NOT IN ('done', '') THEN ' (' || e.status || ')' ELSE '' END"
-_PLACE = "f.file || ':' || f.line || coalesce(' in ' || nullif(f.function, ''), '')"
+_STATUS = "CASE WHEN e.status <> 'done' THEN ' (' || e.status || ')' ELSE '' END"
+_PLACE = "f.file || ':' || f.line || coalesce(' in ' || f.function, '')"
 _FRAME = "LEFT JOIN frames AS f ON f.frame_id = e.site_id"
 
 
@@ -140,7 +148,7 @@ def recorded_end(axis: Axis) -> str:
 def recorded_sources(axis: Axis) -> tuple[Source, ...]:
     """Those that are not from profilers."""
     collectives = Source(
-        *("collectives", COLLECTIVES, "collective", f"e.op || coalesce({_PARTNER}, '') || {_STATUS}"),
+        *("collectives", COLLECTIVES, "collective", f"coalesce(e.op, '') || coalesce({_PARTNER}, '') || {_STATUS}"),
         start_ns=RECORDED_START,
         end_ns=recorded_end(axis),
         key="coalesce(e.group_id, -1)",
@@ -170,7 +178,7 @@ def recorded_sources(axis: Axis) -> tuple[Source, ...]:
     )
     stacks = Source(
         *("thread_stacks", STACKS, "stack"),
-        f"coalesce(nullif(e.thread_name, ''), e.thread_id) || coalesce(': ' || {_PLACE}, '')",
+        f"coalesce(e.thread_name, e.thread_id, '') || coalesce(': ' || {_PLACE}, '')",
         start_ns=_moment_of_host("e.time_ns"),
         end_ns=_moment_of_host("e.time_ns"),
         texts={"reason": "e.reason", "thread": "e.thread_id", "stack": "s.stack"},
@@ -183,7 +191,8 @@ def recorded_sources(axis: Axis) -> tuple[Source, ...]:
 # Innermost first, one frame per line.
 STACKS_SQL = """
 CREATE OR REPLACE TEMP TABLE timeline_stacks AS
-SELECT t.stack_id, string_agg(f.function || ' at ' || f.file || ':' || f.line, chr(10) ORDER BY t.depth) AS stack
+SELECT t.stack_id, string_agg(
+    concat(f.function, ' at ', f.file, ':', f.line), chr(10) ORDER BY t.depth) AS stack
 FROM stacks AS t JOIN frames AS f USING (frame_id)
 WHERE t.stack_id IN (SELECT stack_id FROM thread_stacks) GROUP BY t.stack_id
 """
@@ -214,7 +223,7 @@ _COUNTER_ENDS = f"""(
     SELECT file_id, rank, counter, value, start_ns FROM counters
     UNION ALL SELECT e.file_id, e.rank, e.counter, 0.0, {_END} FROM counters AS e
 )"""
-_MEMORY = "'memory ' || coalesce(nullif(e.device_type, ''), 'device') || coalesce(':' || e.device, '')"
+_MEMORY = "'memory ' || coalesce(e.device_type, 'device') || coalesce(':' || e.device, '')"
 _BYTES = {"'\"allocated\"'": "e.allocated_bytes", "'\"reserved\"'": "e.reserved_bytes"}
 PROFILER_COUNTERS = (
     CounterSource("memory", _MEMORY, _BYTES, _moment_of_profile("e.time_ns")),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankscope.model.database import database
 from rankscope.model.tables import Trace
 from rankscope.render.timeline.chrome import JOIN_CLOCK, common_clock
 from rankscope.render.timeline.drawing import Cut
@@ -41,7 +40,7 @@ def _in_window(name: str, cut: Cut) -> str:
 
 
 def _n_rows(trace: Trace, name: str, cut: Cut) -> int:
-    [(n_rows,)] = database(trace).execute(f"SELECT count(*) {_in_window(name, cut)}").fetchall()
+    [(n_rows,)] = trace.sql(f"SELECT count(*) {_in_window(name, cut)}").rows()
     return int(n_rows)
 
 
@@ -54,5 +53,5 @@ def _shortest_left(trace: Trace, pool: Sequence[str], cut: Cut, excess: int) -> 
     sql = (
         f"SELECT min(duration_ns) FROM (SELECT duration_ns, {total} AS n_up_to FROM ({rows})) WHERE n_up_to >= {excess}"
     )
-    [(last,)] = database(trace).execute(sql).fetchall()
+    [(last,)] = trace.sql(sql).rows()
     return int(last) + 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from rankscope.model.database import database
 from rankscope.model.finding import Finding
 from rankscope.model.tables import Trace
 from rankscope.render.timeline.chrome import JOIN_CLOCK, common_clock
@@ -13,14 +12,14 @@ _DIRECT_PEERS = 4  # in the order of the group, to either side
 _STEPS = f"""
 SELECT min({common_clock("e.start_ns")}), max({common_clock("e.start_ns + e.duration_ns")}) FROM steps AS e
 {JOIN_CLOCK}
-WHERE list_contains(?, e.step) AND (? OR list_contains(?, e.rank))
+WHERE list_contains($steps, e.step) AND ($all_ranks OR list_contains($ranks, e.rank))
 """
 
 
 def window_of_steps(trace: Trace, steps: Sequence[int], ranks: Sequence[int] | None) -> tuple[int, int] | None:
     """From the first rank's beginning to the last rank's end of them; None where no rank has them."""
-    values = [list(steps), ranks is None, list(ranks or ())]
-    [(since, until)] = database(trace).execute(_STEPS, values).fetchall()
+    answer = trace.sql(_STEPS, steps=list(steps), all_ranks=ranks is None, ranks=list(ranks or ()))
+    [(since, until)] = answer.rows()
     return None if since is None else (since, until)
 
 

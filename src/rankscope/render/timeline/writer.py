@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankscope import __version__
-from rankscope.model.database import database
 from rankscope.model.finding import Finding
 from rankscope.model.tables import SCHEMA, Trace
 from rankscope.render.timeline.axis import DERIVED, UNKNOWN_RANK, rank_clocks
@@ -83,11 +82,8 @@ def write_timeline(
 
 def _draw(trace: Trace, cut: Cut, drawing: Drawing, progress: Progress | None) -> None:
     """Some ranks at a time, so that memory does not grow with their number."""
-    connection = database(trace)
-    connection.execute(STACKS_SQL).fetchall()
-    shared = {
-        name: connection.execute(f"FROM {name}").fetchnumpy() for name in ("timeline_chains", "timeline_recorded")
-    }
+    trace.sql(STACKS_SQL)
+    shared = {name: trace.sql(f"FROM {name}").columns() for name in ("timeline_chains", "timeline_recorded")}
     portions = list(_portions(trace, cut))
     n_ranks, n_drawn = sum(map(len, portions)), 0
     for ranks in portions:
@@ -95,15 +91,14 @@ def _draw(trace: Trace, cut: Cut, drawing: Drawing, progress: Progress | None) -
             progress(n_drawn, n_ranks, "writing the timeline, ranks")
         n_drawn += len(ranks)
         part = replace(cut, ranks=ranks)
-        draw_spans(connection, recorded_sources(cut.axis), part, drawing)
-        draw_counters(connection, RECORDED_COUNTERS, part, drawing)
+        draw_spans(trace, recorded_sources(cut.axis), part, drawing)
+        draw_counters(trace, RECORDED_COUNTERS, part, drawing)
         profiled = _only(trace, set(ranks))
         if profiled.parts or profiled.tables.keys() > {*DERIVED}:
-            own = database(profiled)
             for name, rows in shared.items():
-                own.register(name, rows)
-            draw_spans(own, PROFILER_SOURCES, part, drawing)
-            draw_counters(own, PROFILER_COUNTERS, part, drawing)
+                profiled.sql(f"CREATE TEMP TABLE {name} AS FROM shared", shared=rows)
+            draw_spans(profiled, PROFILER_SOURCES, part, drawing)
+            draw_counters(profiled, PROFILER_COUNTERS, part, drawing)
 
 
 def _portions(trace: Trace, cut: Cut) -> Iterator[list[int]]:
@@ -143,13 +138,12 @@ def _only(trace: Trace, ranks: set[int]) -> Trace:
 
 def _track_names(trace: Trace) -> Callable[[int, int, int], str]:
     """What a track is called, by its section and the two keys."""
-    connection = database(trace)
     groups = {
         key: f"collectives of {desc} ({name})" if desc and desc != name else f"collectives of {name or '?'}"
-        for key, name, desc in connection.execute(
+        for key, name, desc in trace.sql(
             f"SELECT group_id, name, description FROM groups UNION ALL "
             f'SELECT {PROFILED_GROUPS} + group_key, name, "desc" FROM comm_groups'
-        ).fetchall()
+        ).rows()
     }
     fixed = {STEPS: "steps", COMPILE: "compile phases", STACKS: "thread stacks"}
 

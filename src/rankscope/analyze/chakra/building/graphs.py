@@ -24,7 +24,6 @@ from rankscope.analyze.chakra.building.layout import Layout, lay_out, wire
 from rankscope.analyze.chakra.building.texts import described_groups, printed_lists
 from rankscope.analyze.chakra.building.times import times_of
 from rankscope.model.chakra import COMP, METADATA, ChakraGraph
-from rankscope.model.database import database
 from rankscope.model.tables import Array, Text, Trace
 
 HOST_TIME = "host"
@@ -121,7 +120,7 @@ def _types(layout: Layout, comms: Comms) -> Array:
 def _lists(
     trace: Trace, items: Items, layout: Layout, names: tuple[str, str, str], groups: str = ""
 ) -> tuple[Text, Text, Text]:
-    sql = "SELECT DISTINCT device FROM et_tensors WHERE file_id = ? AND device IS NOT NULL"
-    devices = [device for (device,) in database(trace).execute(sql, [items.source.file_id]).fetchall()]
+    sql = "SELECT DISTINCT device FROM et_tensors WHERE file_id = $file AND device IS NOT NULL"
+    devices = [device for (device,) in trace.sql(sql, file=items.source.file_id).rows()]
     values, shapes, types = (printed_lists(items.texts[name], (_NOTHING, *devices)) for name in names)
     return layout.text(values, groups=groups), layout.text(shapes), layout.text(types)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rankscope.analyze.link.nodes import nearest_above
-from rankscope.model.database import database
-from rankscope.model.tables import MISSING, SCHEMA, Array, Table, Text, Trace
+from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 _NODE_NUMBERS = ("node_id", "parent_id", "fw_parent_id", "record_id", "seq_id", "scope", "thread", "fw_thread")
 _NODE_TEXTS = ("name", "op_schema")
@@ -145,11 +144,9 @@ def load_items(trace: Trace, source: Source) -> Items:
 
 
 def _columns(trace: Trace, table: str, columns: tuple[str, ...], file_id: int, rank: int) -> dict[str, Array]:
-    """NULL becomes its value in memory. A profiler file may hold several ranks."""
-    sql = f"SELECT {', '.join(columns)} FROM {table} WHERE file_id = ? AND coalesce(rank, {MISSING}) = ?"
-    found: dict[str, Any] = database(trace).execute(sql, [file_id, rank]).fetchnumpy()
-    is_text = {column.name: column.is_text for column in SCHEMA[table].columns}
-    return {name: np.ma.filled(values, "" if is_text[name] else MISSING) for name, values in found.items()}
+    """A profiler file may hold several ranks."""
+    sql = f"SELECT {', '.join(columns)} FROM {table} WHERE file_id = $file AND coalesce(rank, {MISSING}) = $rank"
+    return trace.sql(sql, file=file_id, rank=rank).columns()
 
 
 def _links_of(links: Table, file_id: int, node_ids: Array) -> dict[str, Array]:

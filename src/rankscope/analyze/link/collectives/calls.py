@@ -14,10 +14,7 @@ from rankscope.analyze.derived import derived
 from rankscope.analyze.link.collectives.sql import DESCRIBED, FUNCTIONAL, GLOO, LIBRARY, RECORDED
 from rankscope.analyze.link.nodes import marked, nearest_above, nodes_of
 from rankscope.analyze.path.work import Timeline, numbered
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Trace
-
-_TEXTS = ("op", "dtype", "group_name")
 
 
 @dataclass(frozen=True)
@@ -139,6 +136,5 @@ def _calls_of_runs(calls: Calls, runs: Calls) -> Array:
 
 def _load(trace: Trace) -> Calls:
     names = [field.name for field in fields(Calls)]
-    selected = ", ".join(f"coalesce({name}, {repr('') if name in _TEXTS else MISSING}) AS {name}" for name in names)
-    columns = database(trace).execute(f"SELECT {selected} FROM ({DESCRIBED}) ORDER BY place").fetchnumpy()
-    return Calls(*(np.asarray(columns[name]) for name in names))
+    columns = trace.sql(f"SELECT {', '.join(names)} FROM ({DESCRIBED}) ORDER BY place").columns()
+    return Calls(*(columns[name] for name in names))

@@ -9,28 +9,23 @@ import numpy as np
 
 from rankscope.analyze.link.collectives.calls import Called
 from rankscope.analyze.path.work import same_process
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Trace
 
-_NUMBERS = ("comm_id", "kernel_id", "match_id", "seq", "src", "dst", "group_size", "n_in", "n_out", "n_bytes",
-            "duration_ns")  # fmt: skip
-_TEXTS = ("group_name", "group_ranks", "dtype")
-_LINKED = "linked_nodes"
 _SEEN = f"""
 WITH seen AS (
     SELECT c.*, l.place
     FROM comms AS c JOIN kernels AS k ON {same_process("c", "k")} AND c.kernel_id = k.kernel_id
-                    JOIN {_LINKED} AS l ON {same_process("k", "l")} AND k.op_id = l.op_id
+                    JOIN linked_nodes AS l ON {same_process("k", "l")} AND k.op_id = l.op_id
     UNION ALL
     SELECT c.*, l.place
     FROM comms AS c JOIN annotations AS a ON {same_process("c", "a")} AND c.tid = a.tid AND c.start_ns = a.start_ns
                                              AND c.name = a.name AND a.kind = 'host'
-                    JOIN {_LINKED} AS l ON {same_process("a", "l")} AND a.annotation_id = l.annotation_id
+                    JOIN linked_nodes AS l ON {same_process("a", "l")} AND a.annotation_id = l.annotation_id
     WHERE c.kernel_id IS NULL
 )
 SELECT place, s.file_id AS profile_id,
-       {", ".join(f"coalesce({name}, {MISSING}) AS {name}" for name in _NUMBERS)},
-       {", ".join(f"coalesce({name}, '') AS {name}" for name in _TEXTS)}
+       comm_id, kernel_id, match_id, seq, src, dst, group_size, n_in, n_out, n_bytes, duration_ns, group_name,
+       group_ranks, dtype
 FROM seen AS s LEFT JOIN (SELECT file_id, rank, comm_id AS matched_id, match_id FROM comm_calls) AS m
     ON {same_process("s", "m")} AND s.comm_id = m.matched_id
 ORDER BY place, s.start_ns
@@ -78,14 +73,10 @@ def runners(trace: Trace, called: Called) -> Runners:
 def _comms_of_nodes(trace: Trace) -> dict[str, Array]:
     """What the profiler noted of collectives, and the place of the node that each belongs to."""
     links = trace.table("et_links")
-    trace.table("comm_calls")  # made now, so that the query sees it
     place = np.flatnonzero(links.array("profile_id") != MISSING)
     linked = {name: links.array(name)[place] for name in ("rank", "op_id", "annotation_id")}
-    connection = database(trace)
-    connection.register(_LINKED, {"file_id": links.array("profile_id")[place], "place": place, **linked})
-    columns: dict[str, Array] = connection.execute(_SEEN).fetchnumpy()
-    connection.unregister(_LINKED)
-    return columns
+    linked |= {"file_id": links.array("profile_id")[place], "place": place}
+    return trace.sql(_SEEN, linked_nodes=linked).columns()
 
 
 def _chosen(columns: dict[str, Array], called: Called, run: Array) -> Seen:

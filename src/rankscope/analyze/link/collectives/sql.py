@@ -36,7 +36,7 @@ def _first_or_only(position: str) -> str:
 
 
 def _attribute(name: str, position: str) -> str:
-    return f"coalesce(try_cast(nullif(extra, '') ->> '$.{name}' AS BIGINT), {_number(position)})"
+    return f"coalesce(try_cast(extra ->> '$.{name}' AS BIGINT), {_number(position)})"
 
 
 _LIBRARY_PARTNER = " ".join(f"WHEN {quote_text(op)} THEN {_number(str(at))}" for op, at in _PARTNER_AT.items())
@@ -49,7 +49,7 @@ _TAG = f"""
          THEN {_number(f"CASE WHEN {_FROM_ANYONE} THEN 3 ELSE 4 END")} END
 """
 _GROUP = f"""
-    CASE origin WHEN {RECORDED} THEN coalesce(nullif(group_name, ''), {_first_or_only("last_text - 2")})
+    CASE origin WHEN {RECORDED} THEN coalesce(group_name, {_first_or_only("last_text - 2")})
                 WHEN {FUNCTIONAL} THEN {_argument("last_text")} ->> '$' END
 """
 _COUNTS = ", ".join(f"CASE op WHEN 'barrier' THEN 0 ELSE {name} END AS {name}" for name in ("n_in", "n_out", "n_bytes"))
@@ -65,7 +65,7 @@ WITH candidates AS (
     WHERE name = 'record_param_comms' OR name LIKE 'c10d::%' OR name LIKE 'gloo:%'
           OR starts_with(name, '_c10d_functional')
 ), named AS (
-    SELECT *, CASE WHEN origin = {RECORDED} THEN coalesce(nullif(collective, ''), {_argument("last_text")} ->> '$')
+    SELECT *, CASE WHEN origin = {RECORDED} THEN coalesce(collective, {_argument("last_text")} ->> '$')
                    ELSE regexp_extract(name, '[^:]*$') END AS called
     FROM candidates
 ), calls AS (
@@ -82,11 +82,11 @@ WITH candidates AS (
            sum(n_elements) FILTER (is_given)::BIGINT AS n_given, sum(n_elements) FILTER (is_taken)::BIGINT AS n_taken,
            sum(n_elements * n_item_bytes) FILTER (is_given)::BIGINT AS given_bytes,
            sum(n_elements * n_item_bytes) FILTER (is_taken)::BIGINT AS taken_bytes,
-           max(n_item_bytes) AS item_bytes, {dtype_sql("nullif(max(dtype), '')")} AS tensor_dtype
+           max(n_item_bytes) AS item_bytes, {dtype_sql("max(dtype)")} AS tensor_dtype
     FROM moved WHERE is_given OR is_taken GROUP BY file_id, node_id
 ), measured AS (
     SELECT * EXCLUDE (item_bytes, dtype), coalesce(item_bytes, {item_bytes_sql("c.dtype")}) AS item_bytes,
-           coalesce(nullif(c.dtype, ''), tensor_dtype) AS dtype
+           coalesce(c.dtype, tensor_dtype) AS dtype
     FROM calls AS c LEFT JOIN sums USING (file_id, node_id)
 ), sized AS (
     SELECT * EXCLUDE (n_in, n_out), coalesce(n_in, n_given) AS n_in, coalesce(n_out, n_taken) AS n_out,

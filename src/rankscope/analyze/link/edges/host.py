@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analyze.device.events import fetch
+from rankscope.analyze.device.events import with_process
 from rankscope.analyze.link.edges.graph import Edges, Graph
 from rankscope.analyze.link.edges.kernels import same_threads
 from rankscope.analyze.link.edges.nodes import HostNodes
@@ -52,7 +52,7 @@ WHERE f.is_start AND NOT b.is_start AND f.tid IS NOT NULL AND b.tid IS NOT NULL
 
 
 def _by_flows(trace: Trace, nodes: HostNodes) -> Edges:
-    flows = fetch(trace, _FLOWS)
+    flows = with_process(trace, trace.sql(_FLOWS).columns())
     process = flows["process"]
     ends = [
         begun_at(nodes, process, flows[tid], aligned(trace, process, flows[time]))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.device.events import fetch
+from rankscope.analyze.device.events import with_process
 from rankscope.analyze.host.call_tree import op_tree
 from rankscope.analyze.link.edges.nodes import HostNodes
 from rankscope.analyze.path.work import Timeline, Work, job_of, numbered
@@ -87,13 +87,13 @@ def _launchers(trace: Trace, nodes: HostNodes, work: Work, rows: Array) -> Array
     return launcher
 
 
-_LAUNCHING_OPS = f"""
-SELECT file_id, rank, kernel_id, coalesce(op_id, {MISSING}) AS op_id FROM kernels WHERE type <> 'other'
+_LAUNCHING_OPS = """
+SELECT file_id, rank, kernel_id, op_id FROM kernels WHERE type IS DISTINCT FROM 'other'
 """
 
 
 def _launching_ops(trace: Trace, work: Work, rows: Array) -> Array:
-    kernels = fetch(trace, _LAUNCHING_OPS)
+    kernels = with_process(trace, trace.sql(_LAUNCHING_OPS).columns())
     n_kernels = int(kernels["kernel_id"].max(initial=0)) + 1
     key = kernels["process"] * n_kernels + kernels["kernel_id"]
     order = np.argsort(key, kind="stable")

@@ -13,7 +13,6 @@ import numpy as np
 from rankscope.analyze.device.events import processes_of
 from rankscope.analyze.link.nodes import NODE_ORDER, nodes_of
 from rankscope.analyze.path.work import aligned, numbered
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
 
@@ -52,16 +51,16 @@ class HostNodes(NamedTuple):
 
 
 _NODES = f"""
-SELECT file_id, coalesce(rank, {MISSING}) AS rank, node_id, kind = 'op' AS is_op, position,
-       coalesce(seq_id, {MISSING}) AS seq_id, coalesce(scope, {MISSING}) AS scope,
-       coalesce(thread, {MISSING}) AS thread, coalesce(fw_thread, {MISSING}) AS fw_thread,
+SELECT file_id, rank, node_id, kind = 'op' AS is_op, position,
+       seq_id, scope,
+       thread, fw_thread,
        starts_with(name, 'gloo:') AS is_gloo
 FROM et_nodes ORDER BY {NODE_ORDER}
 """
 
 
 def load_nodes(trace: Trace) -> HostNodes:
-    columns = database(trace).execute(_NODES).fetchnumpy()
+    columns = trace.sql(_NODES).columns()
     links = trace.table("et_links")
     process = _profiles(trace, links)
     is_seen = process >= 0

@@ -6,7 +6,6 @@ import numpy as np
 
 from rankscope.analyze.link.edges.graph import Edges, Graph
 from rankscope.analyze.path.work import numbered
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Trace
 
 # Calls that the profiler's traces could not tie together are tied by their place in the group. That holds where members
@@ -14,8 +13,9 @@ from rankscope.model.tables import MISSING, Array, Trace
 # counted from the first recorded one, all have to have made as many. Which member came last is then told by the clock.
 _CALLS = f"""
 WITH called AS (
-    SELECT *, coalesce(rank, {MISSING}) AS own_rank, CASE WHEN is_p2p THEN 'transfer' ELSE op END AS what,
-           concat_ws(' ', is_p2p, group_name, group_ranks, CASE WHEN is_p2p THEN src END, CASE WHEN is_p2p THEN dst END,
+    SELECT *, coalesce(rank, {MISSING}) AS own_rank, CASE WHEN is_p2p THEN 'transfer' ELSE coalesce(op, '') END AS what,
+           concat_ws(' ', is_p2p, coalesce(group_name, ''), coalesce(group_ranks, ''),
+                     CASE WHEN is_p2p THEN src END, CASE WHEN is_p2p THEN dst END,
                      CASE WHEN is_p2p THEN tag END) AS party
     FROM et_collectives
 ), same_place AS (
@@ -29,8 +29,8 @@ WITH called AS (
     FROM same_place GROUP BY ALL
 )
 SELECT c.runner = 'node' AS is_node, c.runner_file_id, c.own_rank, c.runner_id,
-       coalesce(m.last_rank, {MISSING}) AS last_rank, coalesce(c.match_id, {MISSING}) AS match_id,
-       CASE WHEN c.match_id IS NULL AND p.fits THEN c.place ELSE {MISSING} END AS place,
+       m.last_rank, c.match_id,
+       CASE WHEN c.match_id IS NULL AND p.fits THEN c.place END AS place,
        dense_rank() OVER (ORDER BY c.party) AS party
 FROM called AS c JOIN parties AS p ON p.party = c.party LEFT JOIN comm_matches AS m USING (match_id)
 """
@@ -38,8 +38,7 @@ FROM called AS c JOIN parties AS p ON p.party = c.party LEFT JOIN comm_matches A
 
 def collective_edges(trace: Trace, graph: Graph) -> Edges:
     """From the member that joined last to all others."""
-    trace.table("comm_matches")  # made now, so that the query sees it
-    calls = database(trace).execute(_CALLS).fetchnumpy()
+    calls = trace.sql(_CALLS).columns()
     runner = _vertices(graph, *(calls[name] for name in ("is_node", "runner_file_id", "own_rank", "runner_id")))
     rank, match, place = calls["own_rank"], calls["match_id"], calls["place"]
     is_matched = (runner >= 0) & (match >= 0)

@@ -14,7 +14,6 @@ import numpy as np
 
 from rankscope.analyze.link.edges.graph import Edges, Graph
 from rankscope.analyze.link.nodes import NODE_ORDER
-from rankscope.model.database import database
 from rankscope.model.tables import MISSING, Array, Trace
 
 _LAST_ARGUMENT = 62  # what fits into the bits of a number
@@ -113,10 +112,9 @@ WHERE t.storage_id > 0 AND t.n_elements > 0
 
 
 def _load_accesses(trace: Trace) -> _Accesses:
-    connection = database(trace)
-    schemas = [schema for (schema,) in connection.execute(_SCHEMAS).fetchall()]
+    schemas = [schema for (schema,) in trace.sql(_SCHEMAS).rows()]
     arguments = [written_arguments(schema) for schema in schemas]
-    rows = connection.execute(_TENSORS, {"schemas": schemas, "arguments": arguments}).fetchnumpy()
+    rows = trace.sql(_TENSORS, schemas=schemas, arguments=arguments).columns()
     node, is_output, is_written = rows["row"], rows["is_output"], rows["is_written"]
     memories, memory = np.unique(rows["memory"], return_inverse=True)
     tensor = np.unique(rows["tensor"], return_inverse=True)[1]
