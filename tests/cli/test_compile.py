@@ -237,7 +237,7 @@ def serving(folder: Path) -> Iterator[int]:
 
 
 def ask(port: int, method: str, path: str, host: str = "") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request(method, path, headers={"Host": host or f"127.0.0.1:{port}"})
     answer = connection.getresponse()
     content = answer.read()

@@ -66,7 +66,7 @@ def server() -> Iterator[PageServer]:
 def ask(server: PageServer, path: str = "", method: str = "GET", **headers: str) -> Answer:
     """`path` is below the token; one that begins with a slash is taken as it is."""
     target = path if path.startswith("/") else f"/{server.token}/{path}"
-    with closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)) as connection:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, target, headers={"Host": f"127.0.0.1:{server.server_port}", **named})
         answer = connection.getresponse()
@@ -119,7 +119,7 @@ def test_a_name_that_is_not_of_this_machine_is_refused(server: PageServer, host:
 
 
 def test_a_request_without_a_name_is_refused(server: PageServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as connection:
         connection.sendall(f"GET /{server.token}/ HTTP/1.0\r\n\r\n".encode())
         assert connection.recv(64).startswith(b"HTTP/1.0 403")
 

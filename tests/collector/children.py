@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-LIMIT_S = 30
+LIMIT_S = 120
 RANK = 3
 
 _PROLOGUE = """

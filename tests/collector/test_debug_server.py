@@ -273,7 +273,7 @@ def test_the_frontend_ends_with_the_rank_that_started_it() -> None:
 def wait_until_it_answers(port: int, frontend: subprocess.Popen[bytes]) -> None:
     while True:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60).close()
             return
         except OSError:
             assert frontend.poll() is None, debug_frontend.end_frontend(frontend)

@@ -24,7 +24,7 @@ from nursery import exit_codes
 
 from rankscope.collect.launching import startup
 
-LIMIT_S = 60
+LIMIT_S = 240
 
 
 def next_script() -> dict[str, Any] | None:

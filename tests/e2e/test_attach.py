@@ -26,7 +26,7 @@ for needed in ("torch", "torch.distributed.debug", "jinja2", "tabulate", "reques
 pytestmark = pytest.mark.e2e
 
 N_RANKS = 2
-START_LIMIT_S = 60
+START_LIMIT_S = 240
 STUCK_AT = code_site("served", "load_batch", "open(gate)")
 WAITING_AT = code_site("served", "average_gradients", "dist.all_reduce")
 
@@ -78,7 +78,7 @@ def wait_for_ranks(job: Running) -> None:
     """Until all have said where they are to be asked."""
     deadline = time.monotonic() + START_LIMIT_S
     while True:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{job.url}/tcpstore", timeout=10) as page:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{job.url}/tcpstore", timeout=60) as page:
             if page.read().count(b"debug_server/rank") >= N_RANKS:
                 return
         assert time.monotonic() < deadline, "the debug server did not start"
@@ -133,9 +133,12 @@ def test_a_rank_that_sleeps_is_found_where_it_sleeps(starter: ThreadPoolExecutor
 def test_a_job_that_goes_on_is_not_called_hung(starter: ThreadPoolExecutor, tmp_path: Path) -> None:
     with running(starter, tmp_path) as job:
         wait_for_ranks(job)
-        code, report = attach(job.url, "--watch", "1")
+        for seconds in ("1", "5", "25"):  # on a busy machine a rank may get no turn for a second
+            code, report = attach(job.url, "--watch", seconds)
+            progress = report["live"]["progress"]
+            if progress["verdict"] != "partly":
+                break
         assert job.stop() == [0] * N_RANKS
-    progress = report["live"]["progress"]
     assert (code, progress["verdict"]) == (0, "moving")
     assert progress["collectives_per_s"] > 0
     assert [finding for finding in report["findings"] if finding["severity"] == "error"] == []
@@ -159,7 +162,7 @@ def test_the_server_that_the_collector_starts_tells_the_lines_of_the_calls(
     # The job ends as if nobody had asked, and the server with it.
     assert codes == [0] * N_RANKS
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(job.url, timeout=10)
+        urllib.request.urlopen(job.url, timeout=60)
     assert problems(traces) == []
 
 

@@ -52,7 +52,7 @@ def end(process: subprocess.Popen[str], given: str = "") -> Recorded:
         out, err = process.communicate(given, timeout=JOB_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.terminate()
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=60)
     print(out, err, sep="\n")  # a failing test shows it
     return Recorded(process.returncode, out, err)
 

@@ -17,9 +17,9 @@ from torch._C import _distributed_c10d
 
 # A step takes milliseconds, so seconds without one are a hang even on a busy machine.
 PATIENCE_S = 3.0
-PEERS_DUMP_WITHIN_S = 20.0
+PEERS_DUMP_WITHIN_S = 120.0
 EXIT_AFTER_DUMP = 3
-LIFETIME_S = 80
+LIFETIME_S = 330
 
 # torchrun puts every rank into a session of its own; should torchrun be killed, the rank has to end by itself.
 signal.alarm(LIFETIME_S)

@@ -21,7 +21,7 @@ from rankscope.collect.settings import Settings
 
 ROUNDS = 10
 FAILS_IN = 6
-LIFETIME_S = 60
+LIFETIME_S = 300
 COMPILER_IMPORTED = 9
 
 

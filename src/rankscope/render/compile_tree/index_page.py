@@ -11,12 +11,22 @@ from rankscope.model.finding import Finding, Report, count_noun, format_duration
 from rankscope.model.tables import Trace
 from rankscope.render.cards import Cards, skipped_checks
 from rankscope.render.compile_tree import index_sections as sections
-from rankscope.render.compile_tree import rest_sections as rest
+from rankscope.render.compile_tree.index_sections import Page, counted
 from rankscope.render.compile_tree.outputs import RankTree, TreeOptions
-from rankscope.render.compile_tree.page_data import RankView, Totals, code_by_line, compilations_of, totals_of
-from rankscope.render.compile_tree.page_help import help_html
-from rankscope.render.html import NOTHING, Html, joined, markup, page_frame
-from rankscope.render.listing import Later, blocks, fold, link
+from rankscope.render.compile_tree.page_data import (
+    RankView,
+    Totals,
+    code_by_line,
+    compilations_of,
+    kinds_of,
+    settings_of,
+    stray_stacks_of,
+    totals_of,
+)
+from rankscope.render.compile_tree.page_help import KINDS, help_html
+from rankscope.render.compile_tree.stack_trie import trie_html
+from rankscope.render.html import NOTHING, Html, joined, markup, page_frame, text
+from rankscope.render.listing import Column, Later, blocks, cell, fold, link, n_bytes_phrase, row, table
 
 STYLES = ("page.css", "parts.css", "compile.css")
 SCRIPTS = ("page.js",)
@@ -48,9 +58,9 @@ def index_parts(trace: Trace, report: Report, tree: RankTree, folder: Path, opti
         ("caches", "Caches", sections.caches(page)),
         ("stacks", "What was compiled, by call stack", sections.stacks(page)),
         ("compilations", "Compilations and their files", sections.compilation_table(page)),
-        ("more", "Other files in this report", rest.other_files(page, folder)),
-        ("records", "Records in the log", rest.records(page)),
-        ("settings", "Versions and settings", rest.settings(page)),
+        ("more", "Other files in this report", other_files(page, folder)),
+        ("records", "Records in the log", records(page)),
+        ("settings", "Versions and settings", settings(page)),
         ("help", "Help", fold("Compile ids, phases and files explained", help_html())),
     ]
     shown = [(anchor, title, body) for anchor, title, body in parts if body]
@@ -142,3 +152,84 @@ def _findings(page: sections.Page, findings: Sequence[Finding], report: Report, 
         elsewhere = count_noun(n_elsewhere, "finding")
         notes += markup('<p class="faint">{} about other ranks: {}.</p>', elsewhere, link("../index.html", "all ranks"))
     return blocks(page.later, "cards", shown, FINDINGS_SHOWN) + notes + skipped_checks(report.checks)
+
+
+# The sections at the end: other files, records, stray stacks
+
+
+FILES_OF_A_REPORT = (
+    ("failures_and_restarts.html", "Failures and restarts", "every compilation that failed or restarted, and why"),
+    ("chromium_events.json", "Timeline", "every phase of every compilation, for Perfetto"),
+    ("collectives_parity.json", "Collectives parity", "collectives in the schedule compared with those in the code"),
+    ("compile_directory.json", "Directory", "the files by compile id, for scripts"),
+    ("raw.jsonl", "Records", "every record without its payload, one per line, for scripts"),
+    ("raw.log", "The log", "as torch wrote it"),
+)
+
+
+def other_files(page: Page, folder: Path) -> Html:
+    listed = [(name, title, what) for name, title, what in FILES_OF_A_REPORT if (folder / name).exists()]
+    listed += [
+        (path.name, f"Provenance of {path.stem.removeprefix('provenance_tracking_')}", "graphs and code side by side")
+        for path in sorted(folder.glob("provenance_tracking_*.html"))
+    ]
+    items = joined(markup("<dt>{}</dt><dd>{}</dd>", link(name, text(title)), what) for name, title, what in listed)
+    timeline = NOTHING
+    if (folder / "chromium_events.json").exists():
+        timeline = markup(
+            '<p>To see the timeline, open <a href="https://ui.perfetto.dev" rel="noreferrer noopener">ui.perfetto.dev'
+            "</a> and drop <code>chromium_events.json</code> on it: Perfetto reads it in the browser and uploads "
+            "nothing.</p>"
+        )
+    return markup('<dl class="others">{}</dl>{}', items, timeline) if items else NOTHING
+
+
+def records(page: Page) -> Html:
+    columns = [Column("Kind"), Column("Records", True), Column("Size", True), Column("What it is")]
+    unknown = "unknown to this version; kept as logged"
+    made = [
+        row(
+            [
+                cell(markup("<code>{}</code>", each.kind) if each.kind else markup("<b>not understood</b>")),
+                counted(each.n_records),
+                cell(n_bytes_phrase(each.n_bytes), each.n_bytes),
+                cell(text(KINDS.get(each.kind, unknown if each.kind else "damaged records; raw.log has them"))),
+            ]
+        )
+        for each in kinds_of(page.view)
+    ]
+    kinds = fold("What the log consists of", table(page.later, "kinds", columns, made)) if made else NOTHING
+    return kinds + stray_stacks(page)
+
+
+def settings(page: Page) -> Html:
+    versions, configs = settings_of(page.view)
+    said = joined(
+        markup("<dt>{}</dt><dd>{}</dd>", name.removesuffix("_version"), value) for name, value in versions.items()
+    )
+    return (markup('<dl class="others">{}</dl>', said) if said else NOTHING) + joined(
+        _config(page, *config) for config in configs.items()
+    )
+
+
+def _config(page: Page, name: str, values: dict[str, str]) -> Html:
+    made = [
+        row([cell(markup("<code>{}</code>", setting)), cell(markup("<code>{}</code>", value))])
+        for setting, value in sorted(values.items())
+    ]
+    shown = table(page.later, name, [Column("Setting"), Column("Value")], made, 1000)
+    return fold(
+        markup('{} <span class="faint">{}</span>', name, count_noun(len(values), "setting")),
+        shown,
+        later=page.later,
+    )
+
+
+def stray_stacks(page: Page) -> Html:
+    """Where torch logged something outside of any compilation; it logs the stack when it expected one."""
+    hanging = (
+        (stray.frames, markup('<span class="chip missing">{}</span>', stray.what))
+        for stray in stray_stacks_of(page.view)
+    )
+    drawn = trie_html("strays", hanging, page.base, page.later)
+    return fold("Call stacks of records without a compile id", drawn) if drawn else NOTHING

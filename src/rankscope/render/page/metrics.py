@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.model.finding import count_noun, ranks_phrase
+from rankscope.model.finding import Finding, count_noun, finding_anchors, ranks_phrase
 from rankscope.model.tables import MISSING, Array
 from rankscope.render.html import Html, joined, markup, text
 from rankscope.render.listing import Column, cell, row
+from rankscope.render.page.chart_marks import steps_of
 from rankscope.render.page.chart_scale import PLAIN, Unit, number_text, size_unit, time_unit
 from rankscope.render.page.chart_section import WORST, shortened, table_below
 from rankscope.render.page.charts import Band, Flag, Key, Line, LineChart, figure, lines
 from rankscope.render.page.contents import Contents, View, absent, view
 from rankscope.render.page.metrics_data import Series, metric_names, series_of
-from rankscope.render.page.metrics_findings import finding_flags
 
 ANCHOR = "metrics"
 TITLE = "Metrics"
@@ -275,3 +275,45 @@ def _far(series: Series) -> list[tuple[float, int, int, float, float]]:
                 (float(score[at]), int(series.ranks[at[0]]), int(series.steps[at[1]]), float(value[at]), middle)
             )
     return told
+
+
+# Findings about metrics
+
+
+_MAX_FLAGS = 8  # of a chart
+
+
+def finding_flags(contents: Contents, series: Series) -> list[Flag]:
+    """The first step that each finding names, else the step at whose time its collective was called."""
+    flags = []
+    findings = contents.report.findings
+    for anchor, finding in zip(finding_anchors(findings), findings, strict=True):
+        step = next(_steps(contents, finding, series), None)
+        if step is not None and series.steps[0] <= step <= series.last_step:
+            flags.append(Flag(float(step), finding.code, f"{finding.code}: {finding.title}", anchor))
+    return flags[:_MAX_FLAGS]
+
+
+def _steps(contents: Contents, finding: Finding, series: Series) -> Iterator[int]:
+    if series.has_steps:
+        yield from steps_of(finding)[:1]
+    called = _called_ns(contents, finding)
+    known = np.flatnonzero(series.times > 0)
+    if called and len(known):
+        after = int(np.searchsorted(np.maximum.accumulate(series.times[known]), called))
+        # A metric is told when its step ends: the call belongs to the first step that was told after it.
+        yield int(series.steps[known[after]]) if after < len(known) else series.last_step
+
+
+def _called_ns(contents: Contents, finding: Finding) -> int:
+    """When the first rank made the call; 0 when no recorder says."""
+    if not (finding.group and finding.collective):
+        return 0
+    group_id = contents.group_id(finding.group)
+    calls = contents.trace.table("collectives")
+    if group_id is None or not len(calls):
+        return 0
+    sequence = calls.array("p2p_seq" if finding.collective.p2p else "seq")
+    created = calls.array("created_ns")
+    rows = (calls.array("group_id") == group_id) & (sequence == finding.collective.seq) & (created > 0)
+    return int(created[rows].min()) if rows.any() else 0
