@@ -149,6 +149,8 @@ def test_other_libraries_get_the_same_rows(trace: Trace) -> None:
         "create or replace temp view ranks as select 1 as rank",
         "create temp table RANKS as select 1 as rank",
         "delete from ranks",
+        "delete from temp.ranks",
+        'drop table "temp" . "ranks"',
         "drop view ranks",
         "create table mine as select 1 as rank",
         "-- why\ncreate view mine as select 1 as rank",

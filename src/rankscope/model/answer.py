@@ -27,7 +27,7 @@ _PLACEHOLDERS = {"i": MISSING, "f": np.nan, "b": False}
 _HINT = "rankscope tables lists every table and column"
 _OWN_TABLE = re.compile(
     r"""(?:CREATE\s+(?:OR\s+REPLACE\s+)?TEMP(?:ORARY)?\s+(?:TABLE|VIEW)\s+(?:IF\s+NOT\s+EXISTS\s+)?
-        |INSERT\s+INTO\s+|UPDATE\s+|DELETE\s+FROM\s+|DROP\s+(?:TABLE|VIEW)\s+(?:IF\s+EXISTS\s+)?)"?(?P<name>\w+)""",
+        |INSERT\s+INTO\s+|UPDATE\s+|DELETE\s+FROM\s+|DROP\s+(?:TABLE|VIEW)\s+(?:IF\s+EXISTS\s+)?)"?(?P<name>\w+)\b"?(?!\s*\.)""",
     re.IGNORECASE | re.VERBOSE,
 )
 
