@@ -113,12 +113,13 @@ def test_a_new_output_writes_files_of_its_extension(installed: Path, logs: Path)
 
 
 def test_a_new_view_is_on_the_page_and_escapes_what_it_shows(installed: Path, logs: Path) -> None:
+    simulate(JobSpec(Mesh(dp=2)), Fault("stuck", rank=1)).write(logs)
     page = logs.parent / "page.html"
-    run(installed, "report", logs, "-o", page)
+    run(installed, "report", logs, "-o", page, code=1)
     html = page.read_text(encoding="utf-8")
-    assert '<section id="device-errors">' in html
     assert "&lt;b&gt;again&lt;/b&gt;" in html
-    assert html.index('id="device-errors"') < html.index('<section id="capture"'), "it has a place of its own"
+    places = [html.index(f'<section id="{anchor}"') for anchor in ("map", "device-errors", "capture")]
+    assert places == sorted(places), "it is where its place says"
 
 
 def test_entry_points_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
