@@ -21,6 +21,7 @@ ENTRY_POINTS = "rankscope.readers"
 class Reader(Protocol):
     NAME: str
     # COST: int = 1, optional: how many times as long as a byte of a dump one of this format takes to read.
+    # read_together(sources) -> list[list[Table | Part]], optional: reads small files faster than one after the other.
     # NAMES_TELL_RANK: bool = True, optional: whether the last number of a file's name is its rank.
 
     def sniff(self, head: bytes, name: str) -> bool:
