@@ -24,17 +24,20 @@ def plan_batches(claims: Sequence[Claim], n_jobs: int) -> list[list[Claim]]:
         else:
             batches.append([claim])
     for alike in together.values():
-        n_bytes = min(_BATCH_BYTES, 1 + sum(map(_text_bytes, alike)) // n_jobs)
-        batch: list[Claim] = []
-        n_taken = 0
-        for claim in alike:
-            if batch and n_taken + _text_bytes(claim) > n_bytes:
-                batches.append(batch)
-                batch, n_taken = [], 0
-            batch.append(claim)
-            n_taken += _text_bytes(claim)
-        batches.append(batch)
+        batches.extend(_equal_batches(alike, n_jobs))
     return batches
+
+
+def _equal_batches(claims: Sequence[Claim], n_jobs: int) -> list[list[Claim]]:
+    n_bytes = sum(map(_text_bytes, claims))
+    n_batches = max(n_jobs, -(-n_bytes // _BATCH_BYTES))
+    batches: dict[int, list[Claim]] = {}
+    n_taken = 0
+    for claim in claims:
+        middle = n_taken + _text_bytes(claim) // 2
+        batches.setdefault(middle * n_batches // n_bytes, []).append(claim)
+        n_taken += _text_bytes(claim)
+    return list(batches.values())
 
 
 def _is_joinable(claim: Claim) -> bool:
