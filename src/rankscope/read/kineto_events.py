@@ -315,8 +315,10 @@ class EventStage:
 
     def device_types(self) -> dict[int, str]:
         """By the categories of events, which name the device, and by the names of AMD's runtime, which do not."""
-        found = self._connection.execute("SELECT DISTINCT process FROM raw_calls WHERE name LIKE 'hip%'").fetchall()
-        rocm = {process for (process,) in found}
+        rocm = set()
+        if self._relations["raw_calls"]:
+            named = "SELECT DISTINCT process FROM raw_calls WHERE name LIKE 'hip%'"
+            rocm = {process for (process,) in self._connection.execute(named).fetchall()}
         return {process: self._device_type(process, process in rocm) for process in self.n_events}
 
     def _device_type(self, process: int, is_rocm: bool) -> str:

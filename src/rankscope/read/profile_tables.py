@@ -118,7 +118,7 @@ def write_profiles(
         raise BadFileError("has no events that rankscope knows", "rankscope help traces shows how to record one")
     present = {stage for rows in staged.values() for stage in rows}
     _define_steps(connection, staged)
-    for statement in _PREPARATIONS:
+    for statement in (*(_KERNEL_PREPARATIONS if "raw_kernels" in present else _WITHOUT_KERNELS), _ALL_COMMS):
         connection.execute(statement).fetchall()
     n_rows: dict[int, dict[str, int]] = {process: {} for process in staged}
     for table, (stages, select) in _SELECTS.items():
@@ -127,7 +127,8 @@ def write_profiles(
             for process, rows in staged.items():
                 if table not in _MADE and stages[0] in rows:
                     n_rows[process][table] = rows[stages[0]].n_rows
-    for process, table, n in connection.execute(_COUNT_MADE).fetchall():
+    made = " UNION ALL ".join(_count_made(table) for table in _MADE if present.intersection(_SELECTS[table][0]))
+    for process, table, n in connection.execute(made).fetchall() if made else ():
         n_rows[process][table] = n
     return {process: _written(n_rows[process], rows, bases[process]) for process, rows in staged.items()}
 
@@ -151,9 +152,10 @@ def _copy(connection: DuckDBPyConnection, folder: Path, table: str, select: str,
 _MOMENTS = ("start_ns", "time_ns", "launch_start_ns", "launch_end_ns")
 # Tables that do not have a row for each staged event.
 _MADE = {"steps": "staged_steps", "comms": "all_comms", "kernels": "kernel_links"}
-_COUNT_MADE = " UNION ALL ".join(
-    f"SELECT process, {quote_text(table)}, count(*) FROM {made} GROUP BY process" for table, made in _MADE.items()
-)
+
+
+def _count_made(table: str) -> str:
+    return f"SELECT process, {quote_text(table)}, count(*) FROM {_MADE[table]} GROUP BY process"
 
 
 def by_process(values: Mapping[int, object], key: str = "process") -> str:
@@ -324,7 +326,7 @@ SELECT row_number() OVER (PARTITION BY process ORDER BY start_ns, kernel_id) - 1
 FROM named
 """
 
-_PREPARATIONS = (
+_KERNEL_PREPARATIONS = (
     _LAUNCHES,
     _LAUNCHING_OPS,
     _KERNEL_TYPES,
@@ -332,7 +334,10 @@ _PREPARATIONS = (
     _ENCLOSING_OPS,
     _LINKED_KERNELS,
     "; ".join(f"DROP TABLE {name}" for name in ("launches", "launching_ops", "kernel_types")),
-    _ALL_COMMS,
+)
+# Nothing is looked for where nothing can be: each statement takes its time even if it finds nothing.
+_WITHOUT_KERNELS = (
+    "CREATE TEMP VIEW linked_kernels AS SELECT *, id AS kernel_id, '' AS type, NULL::BIGINT AS step FROM raw_kernels",
 )
 _TIMED = frozenset({"raw_ops", "raw_calls", "raw_kernels", "raw_annotations", "raw_python_calls"})
 # Each table: the staged relations without which it has no rows, and how it is made.
