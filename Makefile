@@ -59,6 +59,7 @@ bench: $(WITH_TORCH) $(PACKAGE)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/flight_recorder.py
 	$(BIN)/python bench/kineto.py
+	$(BIN)/python bench/kineto_ranks.py
 	$(BIN)/python bench/compile_log.py
 	$(BIN)/python bench/execution_trace.py
 	$(BIN)/python bench/collect.py

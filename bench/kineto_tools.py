@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -116,14 +116,18 @@ class Tools:
 
     def diagnosing(self, folder: Path, n_ranks: int, culprit: int) -> dict[str, Command]:
         """The traces of all ranks: rankscope says who is at fault, HTA has them in memory."""
-        diagnose = [sys.executable, "-m", "rankscope", str(folder), "--json", "--no-cache"]
-        commands = {RANKSCOPE: Command(diagnose, self._environment(), partial(_check_culprit, culprit))}
+        diagnose = ["-m", "rankscope", str(folder), "--json", "--no-cache"]
+        commands = {RANKSCOPE: self.own(diagnose, partial(_check_culprit, culprit))}
         if self.hta_python is not None:
             commands[HTA] = self._hta(["-c", _LOAD_WITH_HTA, str(folder)], {"ranks": n_ranks})
         return commands
 
+    def own(self, arguments: Sequence[str], check: Callable[[Usage], None]) -> Command:
+        """A command in our environment."""
+        return Command([sys.executable, *arguments], self._environment(), check)
+
     def _own(self, arguments: Sequence[str], expected: Mapping[str, int]) -> Command:
-        return Command([sys.executable, *arguments], self._environment(), partial(check_printed, expected))
+        return self.own(arguments, partial(check_printed, expected))
 
     def _hta(self, arguments: Sequence[str], expected: Mapping[str, int]) -> Command:
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

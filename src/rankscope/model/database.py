@@ -24,7 +24,7 @@ SQL_TYPES = {"text": "VARCHAR", "bool": "BOOLEAN", "int8": "TINYINT", "int32": "
 SQL_TYPES |= {"float32": "FLOAT", "float64": "DOUBLE"}
 _WORD = re.compile(r"\w+")
 _NO_TABLE = re.compile(r'Table with name "?([^"\s]+)"? does not exist')
-_PARTS = "_parts"  # which file and rank each Parquet part belongs to
+_PARTS = "_parts"  # which file and rank the rows of each Parquet file belong to, or those of a process in it
 # Opening a Parquet file costs more than reading a few thousand rows of it, and some forty statements ask each table.
 _ROWS_IN_MEMORY = 500_000
 
@@ -205,21 +205,31 @@ def forbid_outside_access(connection: DuckDBPyConnection, trace: Trace, may_writ
 
 
 def _register_parts(connection: DuckDBPyConnection, trace: Trace) -> None:
-    unique = {part.path: part for parts in trace.parts.values() for part in parts}
-    connection.execute(f"CREATE TEMP TABLE {_PARTS} (filename VARCHAR, file_id INTEGER, rank INTEGER)").fetchall()
+    columns = "filename VARCHAR, process INTEGER, file_id INTEGER, rank INTEGER"
+    connection.execute(f"CREATE TEMP TABLE {_PARTS} ({columns})").fetchall()
+    unique = {(part.path, part.process): part for parts in trace.parts.values() for part in parts}
     if unique:
-        rows = ", ".join(f"({quote_text(part.path)}, {part.file_id}, {part.rank})" for part in unique.values())
+        rows = ", ".join(
+            f"({quote_text(path)}, {'NULL' if process is None else process}, {part.file_id}, {part.rank})"
+            for (path, process), part in unique.items()
+        )
         connection.execute(f"INSERT INTO {_PARTS} VALUES {rows}").fetchall()
 
 
 def _parts_statement(spec: TableSpec, parts: Sequence[Part], kind: Literal["TABLE", "VIEW"]) -> str:
     """A view reads the parts each time it is asked; a table holds their rows in memory."""
-    paths = ", ".join(quote_path(part.path) for part in parts)
+    is_shared = {part.path: part.process is not None for part in parts}
+    paths = ", ".join(map(quote_path, is_shared))
+    how = "filename = true, hive_partitioning = false"
+    if len({*is_shared.values()}) > 1:
+        how += ", union_by_name = true"  # only the shared ones have the column `process`
+    process = "p.process" if any(is_shared.values()) else "NULL"
     own = ", ".join(_stored(column) for column in spec.columns if column.name not in PART_KEYS)
     return (
         f"CREATE TEMP {kind} {quote_name(spec.name)} AS "
         f"SELECT nullif({_PARTS}.file_id, {MISSING}) AS file_id, nullif({_PARTS}.rank, {MISSING}) AS rank, {own} "
-        f"FROM read_parquet([{paths}], filename = true, hive_partitioning = false) JOIN {_PARTS} USING (filename)"
+        f"FROM read_parquet([{paths}], {how}) AS p "
+        f"JOIN {_PARTS} ON {_PARTS}.filename = p.filename AND {_PARTS}.process IS NOT DISTINCT FROM {process}"
     )
 
 

@@ -222,13 +222,14 @@ def _concat_text(parts: Sequence[Text]) -> Text:
 
 @dataclass(frozen=True)
 class Part:
-    """The rows that one traced process gave to one large table: a Parquet file, without the keys of the process."""
+    """The rows that one traced process gave to one large table: in a Parquet file, without the keys of the process."""
 
     table: str
     path: str
     n_rows: int
     file_id: int
     rank: int
+    process: int | None = None  # its number where processes share the file, whose column `process` has it
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ class Reader(Protocol):
     # ORDER: int = 0, optional: one with a higher number is asked later. First those that go by the first bytes alone,
     # then those that also know a file by its name (rank_3), last those that take many texts.
     # COST: int = 1, optional: how many times as long as a byte of a dump one of this format takes to read.
+    # read_together(sources) -> list[list[Table | Part]], optional: reads small files faster than one after the other.
     # NAMES_TELL_RANK: bool = True, optional: whether the last number of a file's name is its rank.
 
     def sniff(self, head: bytes, name: str) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from rankscope.errors import OutputError, RankscopeError
 from rankscope.read.remote import is_url, located, open_store, reason, without_secrets
 
-LAYOUT = 2  # to be raised when the columns of a stored table or the way they are computed change
+LAYOUT = 3  # to be raised when the columns of a stored table or the way they are computed change
 _DONE = "profile.json"
 _HINT = "choose another folder with --cache, or use --no-cache"
 
@@ -83,6 +83,11 @@ def kept(workspace: str) -> Entry:
     if entry is None:
         raise OutputError(f"{without_secrets(workspace)} was written, but does not exist", _HINT)
     return entry
+
+
+def forget(workspace: str) -> None:
+    """Removes an entry of this machine."""
+    shutil.rmtree(workspace, ignore_errors=True)
 
 
 @contextmanager

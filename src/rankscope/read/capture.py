@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypedDict, cast
@@ -17,6 +17,8 @@ from rankscope.model.parts import load_module
 from rankscope.model.tables import MISSING, SCHEMA, Part, Table, Trace, concat
 from rankscope.read import Reader, other_readers, own_readers
 from rankscope.read.backend_dumps import join_backends
+from rankscope.read.batches import Claim as Claim
+from rankscope.read.batches import plan_batches
 from rankscope.read.cache import entry_name, is_stored, root_of
 from rankscope.read.desync import reported_ranks
 from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
@@ -44,7 +46,6 @@ TORCH_LOGS logs, stack dumps and training metrics. Three ways to get traces:
 rankscope help traces says more"""
 
 Row = dict[str, Any]
-Claim = tuple[Source, str]  # the file and the module name of its reader
 Result = tuple[Source, str, list["Table | Part"], BadFileError | None]
 # Reads every claim with the given function, wherever that may be, and gives the results in the order of the claims.
 Spread = Callable[[Callable[[Claim], Result], Sequence[Claim]], Iterator[Result]]
@@ -198,18 +199,43 @@ def _read_all(claims: Sequence[Claim], options: Options) -> Iterator[Result]:
         yield from options.cluster(_read_one, claims)
         return
     n_jobs = min(_n_jobs(options), len(claims))
-    if n_jobs > 1 and (options.jobs is not None or _work(claims) >= _PARALLEL_BYTES):
-        yield from read_in_processes(_read_one, claims, n_jobs)
+    if options.jobs is None and _work(claims) < _PARALLEL_BYTES:
+        n_jobs = 1
+    batches = plan_batches(claims, n_jobs)
+    n_largest = max(sum(source.n_bytes for source, _ in batch) for batch in batches)
+    if n_jobs > 1:
+        yield from _in_order(read_in_processes(_read_batch, batches, n_jobs, n_largest))
         return
-    n_largest = max(source.n_bytes for source, _ in claims)
     with limited_memory(n_largest) if options.may_limit_memory else nullcontext():
-        yield from map(_read_one, claims)
+        yield from _in_order(map(_read_batch, batches))
+
+
+def _in_order(batches: Iterable[Sequence[Result]]) -> Iterator[Result]:
+    """The same files give the same tables, whichever of them were read together."""
+    early: dict[int, Result] = {}
+    n_given = 0
+    for batch in batches:
+        early.update({result[0].file_id: result for result in batch})
+        while n_given in early:
+            yield early.pop(n_given)
+            n_given += 1
 
 
 def _work(claims: Sequence[Claim]) -> int:
     """Bytes to be read, in terms of a dump's; what the cache holds already is no work."""
     costs = {module: getattr(sys.modules[module], "COST", 1) for _, module in claims}
     return sum(source.n_bytes * costs[module] for source, module in claims if not is_stored(source.workspace))
+
+
+def _read_batch(claims: Sequence[Claim]) -> list[Result]:
+    if len(claims) > 1:
+        reader = cast(Any, load_module(claims[0][1]))
+        try:
+            read = reader.read_together([source for source, _ in claims])
+            return [(source, reader.NAME, own, None) for (source, _), own in zip(claims, read, strict=True)]
+        except BadFileError:
+            pass  # which of them it is shows when each is read alone
+    return list(map(_read_one, claims))
 
 
 def _read_one(claim: Claim) -> Result:

@@ -10,17 +10,16 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
-from rankscope.read.files import Source
-
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
 
+Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 _MEMORY_PER_FILE = 200  # times its size: what the largest honest file may need while it is read
 
 
 def read_in_processes(
-    read: Callable[[tuple[Source, str]], Result], claims: Sequence[tuple[Source, str]], n_jobs: int
+    read: Callable[[Batch], Result], batches: Sequence[Batch], n_jobs: int, n_largest: int
 ) -> Iterator[Result]:
     """In processes: unpickling holds the interpreter's lock. Forked where possible, as that imports nothing again."""
     import multiprocessing
@@ -30,15 +29,14 @@ def read_in_processes(
     # A process that has threads, of the database or of a store, must not be forked: a lock could stay held for ever.
     can_fork = sys.platform == "linux" and not {"duckdb", "fsspec"} & sys.modules.keys()
     context = multiprocessing.get_context("fork" if can_fork else "spawn")
-    n_largest = max(source.n_bytes for source, _ in claims)
-    chunk = max(1, min(16, len(claims) // (4 * n_jobs)))
+    chunk = max(1, min(16, len(batches) // (4 * n_jobs)))
     with warnings.catch_warnings():
         # The child only unpickles and makes arrays: no lock that another thread may hold is ever taken there.
         warnings.simplefilter("ignore", DeprecationWarning)
         with ProcessPoolExecutor(n_jobs, context, _set_up_process, (n_largest,)) as pool:
             try:
                 with _without_main_module():
-                    results = pool.map(read, claims, chunksize=chunk)
+                    results = pool.map(read, batches, chunksize=chunk)
                 yield from results
             except (KeyboardInterrupt, GeneratorExit):
                 _end_processes(pool)

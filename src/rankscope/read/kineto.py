@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from rankscope.model.tables import MISSING, Part, Table
 from rankscope.read.event_stream import EventStream
 from rankscope.read.files import Source
 from rankscope.read.kineto_events import EventStage
-from rankscope.read.profile_store import Profile, store_profiles
-from rankscope.read.profile_tables import write_profile
+from rankscope.read.profile_store import Profile, store_profiles, store_together
+from rankscope.read.profile_tables import StagedRows, staged_rows, write_profiles
 from rankscope.read.staging import staging
 
 NAME = "kineto"
@@ -54,46 +54,55 @@ def read(source: Source) -> Iterator[Table | Part]:
     return store_profiles(source, NAME, _convert)
 
 
-def _convert(source: Source, folder: Path) -> Iterator[Profile]:
+def read_together(sources: Sequence[Source]) -> list[list[Table | Part]]:
+    """The tables of each file. What is wrong with one of them shows when it is read alone."""
+    return store_together(sources, NAME, _convert)
+
+
+def _convert(sources: Sequence[Source], folder: Path) -> Iterator[Profile]:
+    """One profile per file: a file is of one process, and its number is that of the process."""
     with staging() as connection:
-        stage = EventStage(connection, folder, with_python=source.with_stacks)
-        with source.open() as stream:
-            events = EventStream(stream)
-            for part in events:
-                stage.add(part)
+        stage = EventStage(connection, folder, with_python=sources[0].with_stacks)
+        streams = [_staged(stage, number, source) for number, source in enumerate(sources)]
         stage.show()
-        if not stage.n_events:
-            raise BadFileError(
-                events.problem or "has no events", "record at least one whole step; rankscope help traces shows how"
-            )
-        around = events.around
-        first_ns = _first_time(connection)
-        base_ns, is_inferred = _base_time(around, first_ns, source)
-        device_type = stage.device_type
-        written = write_profile(connection, folder, base_ns)
-    problem = _problem(events.problem, stage.n_damaged_parts, is_inferred)
-    distributed = _mapping(around.get("distributedInfo"))
-    yield Profile(
-        rank=_rank(distributed, source),
-        host=str(around.get("host_name") or ""),
-        columns={**_description(around, distributed), "device_type": device_type},
-        devices=_devices(around),
-        written=written,
-        problem=problem,
-    )
+        for number, events in enumerate(streams):
+            if not stage.n_events[number]:
+                raise BadFileError(
+                    events.problem or "has no events", "record at least one whole step; rankscope help traces shows how"
+                )
+        staged = staged_rows(connection, stage.present)
+        times = [
+            _base_time(events.around, staged.get(number, {}), source)
+            for number, (events, source) in enumerate(zip(streams, sources, strict=True))
+        ]
+        device_types = stage.device_types()
+        bases = {number: base_ns for number, (base_ns, _) in enumerate(times)}
+        written = write_profiles(connection, folder, staged, bases)
+    for number, (source, events) in enumerate(zip(sources, streams, strict=True)):
+        distributed = _mapping(events.around.get("distributedInfo"))
+        yield Profile(
+            rank=_rank(distributed, source),
+            host=str(events.around.get("host_name") or ""),
+            columns={**_description(events.around, distributed), "device_type": device_types[number]},
+            devices=_devices(events.around),
+            written=written[number],
+            problem=_problem(events.problem, stage.n_damaged_parts[number], is_inferred=times[number][1]),
+            process=number,
+        )
 
 
-def _first_time(connection: Any) -> int:
-    times = " UNION ALL ".join(
-        f"SELECT min({column}) AS t FROM {stage}"
-        for stage, column in (("raw_ops", "start_ns"), ("raw_kernels", "start_ns"), ("raw_annotations", "start_ns"))
-    )
-    [(first,)] = connection.execute(f"SELECT min(t) FROM ({times})").fetchall()
-    return int(first or 0)
+def _staged(stage: EventStage, number: int, source: Source) -> EventStream:
+    with source.open() as stream:
+        events = EventStream(stream)
+        for part in events:
+            stage.add(number, part)
+    return events
 
 
-def _base_time(around: dict[str, Any], first_ns: int, source: Source) -> tuple[int, bool]:
+def _base_time(around: dict[str, Any], staged: StagedRows, source: Source) -> tuple[int, bool]:
     """What times are counted from. A truncated trace lost it: then it is the boundary before the file's own time."""
+    timed = ("raw_ops", "raw_kernels", "raw_annotations")
+    first_ns = min((staged[stage].first_ns for stage in timed if stage in staged), default=0)
     if first_ns >= _EPOCH_TS_NS:
         return 0, False
     base = around.get("baseTimeNanoseconds")
@@ -102,7 +111,7 @@ def _base_time(around: dict[str, Any], first_ns: int, source: Source) -> tuple[i
     return max(0, source.modified_ns - first_ns) // _QUARTER_NS * _QUARTER_NS, True
 
 
-def _problem(streamed: str, n_damaged: int, is_inferred: bool) -> str:
+def _problem(streamed: str, n_damaged: int, *, is_inferred: bool) -> str:
     problems = [streamed + ": read up to the last complete event"] if streamed else []
     if n_damaged:
         problems.append("has text that is not JSON: the events around it were left out")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankscope.model.sql import quote_path, quote_text
 from rankscope.read.event_stream import MAX_EVENT_BYTES, PART_BYTES, Part, whole_events
-from rankscope.read.profile_tables import STAGES
+from rankscope.read.profile_tables import STAGES, by_process
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -139,39 +140,41 @@ def _events(stage: str, arguments: Mapping[str, str]) -> str:
 
 
 _SELECTS: dict[str, str] = {
-    "raw_ops": f"SELECT event AS id, name, pid, tid, start_ns, duration_ns, {', '.join(_OP_ARGS.values())} "
+    "raw_ops": f"SELECT process, event AS id, name, pid, tid, start_ns, duration_ns, {', '.join(_OP_ARGS.values())} "
     f"FROM {_events('raw_ops', _OP_ARGS)}",
     "raw_comm_ops": "SELECT * EXCLUDE (event, code, kind, name, pid, duration_ns, flow, args) FROM "
     + _events("raw_ops", {**_COMM_ARGS, "External id": "external_id"}).replace(
         "WHERE", "WHERE name = 'record_param_comms' AND"
     ),
-    "raw_calls": "SELECT event AS id, name, kind, pid, tid, start_ns, duration_ns, correlation, external_id "
+    "raw_calls": "SELECT process, event AS id, name, kind, pid, tid, start_ns, duration_ns, correlation, external_id "
     f"FROM {_events('raw_calls', _CALL_ARGS)}",
-    "raw_kernels": f"SELECT event AS id, name, kind, start_ns, duration_ns, {', '.join(_KERNEL_ARGS.values())}, "
-    f"coalesce(stream, tid) AS stream FROM {_events('raw_kernels', {**_KERNEL_ARGS, 'stream': 'stream'})}",
+    "raw_kernels": f"SELECT process, event AS id, name, kind, start_ns, duration_ns, "
+    f"{', '.join(_KERNEL_ARGS.values())}, coalesce(stream, tid) AS stream "
+    f"FROM {_events('raw_kernels', {**_KERNEL_ARGS, 'stream': 'stream'})}",
     "raw_syncs": f"""
-        SELECT CASE WHEN sync LIKE '%wait%' THEN 'stream-wait' WHEN sync LIKE '%stream%' THEN 'stream'
+        SELECT process, CASE WHEN sync LIKE '%wait%' THEN 'stream-wait' WHEN sync LIKE '%stream%' THEN 'stream'
                     WHEN sync LIKE '%event%' THEN 'event' ELSE 'context' END AS kind,
                device, CASE WHEN stream < 4294967295 THEN stream END AS stream, correlation, wait_on_stream,
                wait_on_call, start_ns, duration_ns
         FROM (SELECT *, lower(coalesce(sync_kind, name)) AS sync FROM {_events("raw_syncs", _SYNC_ARGS)})""",
     "raw_annotations": f"""
-        SELECT event AS id, name, kind, pid, CASE WHEN kind <> 'device' THEN tid END AS tid,
+        SELECT process, event AS id, name, kind, pid, CASE WHEN kind <> 'device' THEN tid END AS tid,
                CASE WHEN kind = 'device' THEN tid END AS stream, start_ns, duration_ns, external_id, record_id,
                input_dims, input_types
         FROM {_events("raw_annotations", _ANNOTATION_ARGS)}""",
     "raw_memory": f"""
-        SELECT start_ns AS time_ns, [{", ".join(map(quote_text, _DEVICE_TYPES))}][type_number + 1] AS device_type,
+        SELECT process, start_ns AS time_ns,
+               [{", ".join(map(quote_text, _DEVICE_TYPES))}][type_number + 1] AS device_type,
                CASE WHEN device_number >= 0 THEN device_number END AS device, tid,
                printf('0x%x', address_number) AS address, n_bytes, allocated_bytes, reserved_bytes
         FROM {_events("raw_memory", _MEMORY_ARGS)}""",
     "raw_counters": f"""
-        SELECT event AS range_id, name, start_ns, duration_ns, counter,
+        SELECT process, event AS range_id, name, start_ns, duration_ns, counter,
                try_cast(json_extract_string(args, '$."' || replace(counter, '"', '') || '"') AS DOUBLE) AS value
         FROM (SELECT *, unnest(json_keys(args)) AS counter FROM events WHERE code IN ({_codes("raw_counters")}))""",
-    "raw_flows": f"SELECT try_cast(flow AS BIGINT) AS flow_id, code = {_FLOW_START_CODE} AS is_start, pid, tid, "
-    f"start_ns AS time_ns FROM events WHERE code IN ({_codes('raw_flows')})",
-    "raw_python_calls": "SELECT python_id, parent_id, name, tid, start_ns, duration_ns "
+    "raw_flows": f"SELECT process, try_cast(flow AS BIGINT) AS flow_id, code = {_FLOW_START_CODE} AS is_start, pid, "
+    f"tid, start_ns AS time_ns FROM events WHERE code IN ({_codes('raw_flows')})",
+    "raw_python_calls": "SELECT process, python_id, parent_id, name, tid, start_ns, duration_ns "
     f"FROM {_events('raw_python_calls', _PYTHON_ARGS)}",
 }
 _MADE_FROM = {"raw_comm_ops": "raw_ops"}  # the others are made from the events of their own name
@@ -179,63 +182,89 @@ _MADE_FROM = {"raw_comm_ops": "raw_ops"}  # the others are made from the events 
 
 # Threads and devices are numbers, but old traces write "stream 7" for them.
 _NUMBER = "coalesce(try_cast({0} AS BIGINT), try_cast(regexp_extract({0}, '\\d+') AS BIGINT)) AS {0}"
-_READ = f"""
-CREATE OR REPLACE TEMP TABLE events AS
-SELECT CASE ph
+_SELECT = f"""
+SELECT {{process}} AS process,
+       CASE ph
            WHEN 'X' THEN CASE lower(cat) {" ".join(f"WHEN '{name}' THEN {code}" for name, code in _CODES.items())} END
            WHEN 's' THEN CASE WHEN cat = 'fwdbwd' THEN {_FLOW_START_CODE} END
            WHEN 'f' THEN CASE WHEN cat = 'fwdbwd' THEN {_FLOW_END_CODE} END
            WHEN 'i' THEN CASE WHEN name = '[memory]' THEN {_MEMORY_CODE} END END::TINYINT AS code,
        name, {_NUMBER.format("pid")}, {_NUMBER.format("tid")}, {{start}} AS start_ns, {{duration}} AS duration_ns,
-       id AS flow, args, row_number() OVER () - 1 + {{n_before}} AS event
-FROM read_json({{path}}, format = 'array', maximum_object_size = {PART_BYTES + MAX_EVENT_BYTES}, columns = {{{{
+       id AS flow, args, row_number() OVER () AS event
+FROM read_json([{{paths}}], format = 'array', maximum_object_size = {{max_bytes}}, columns = {{{{
     ph: 'VARCHAR', cat: 'VARCHAR', name: 'VARCHAR', pid: 'VARCHAR', tid: 'VARCHAR', ts: '{{time}}', dur: '{{time}}',
     id: 'VARCHAR', args: 'JSON'}}}})
 WHERE (ph = 'X' OR ph = 'i' OR cat = 'fwdbwd') AND ts IS NOT NULL {{and_not_python}}
 """
 # Microseconds as doubles are exact to the nanosecond up to 2^43 (102 days), with the fraction taken apart before it is
 # scaled. Older traces count from 1970 and may have fractions: as text these stay as they are, though it takes longer.
-_FAST = "floor({0})::BIGINT * 1000 + round(({0} - floor({0})) * 1000)::BIGINT"
-_EXACT = "(try_cast({0} AS DECIMAL(20,3)) * 1000)::BIGINT"
+_FAST = ("DOUBLE", "floor({0})::BIGINT * 1000 + round(({0} - floor({0})) * 1000)::BIGINT")
+_EXACT = ("VARCHAR", "(try_cast({0} AS DECIMAL(20,3)) * 1000)::BIGINT")
 _TIME = re.compile(rb'("ts"\s*:\s*)([0-9.]+)')
-_IS_INEXACT = f"SELECT max(start_ns) >= {2**43 * 1000} AND bool_or(start_ns % 1000 <> 0) FROM events"
+_COUNTS = f"""
+SELECT process, code, count(*), min(event), max(start_ns) >= {2**43 * 1000} AND bool_or(start_ns % 1000 <> 0)
+FROM read_events GROUP BY process, code
+"""
 
 
-_PARTS_IN_MEMORY = 2
+_LOADS_IN_MEMORY = 2
 
 
 class EventStage:
-    """Takes part after part of a trace, and shows the staged relations when all are in."""
+    """Takes part after part of the traces of some processes, and shows the staged relations when all are in.
+
+    A statement costs about as much as reading a small trace: parts are read together until they are large.
+    """
 
     def __init__(self, connection: DuckDBPyConnection, folder: Path, with_python: bool) -> None:
         self._connection = connection
         self._folder = folder
         self._and_not_python = "" if with_python else "AND cat IS DISTINCT FROM 'python_function'"
-        self._n_parts = 0
+        self._waiting: list[tuple[int, Path]] = []
+        self._n_waiting_bytes = 0
+        self._n_loads = 0
         self._relations: dict[str, list[str]] = {name: [] for name in STAGES}
         self._is_fast = True
-        self._codes: set[int] = set()
-        self.n_events = 0
-        self.n_damaged_parts = 0
+        self._codes: dict[int, set[int]] = {}
+        self.n_events: Counter[int] = Counter()  # by process
+        self.n_damaged_parts: Counter[int] = Counter()
 
-    def add(self, part: Part) -> None:
-        text = self._folder / "part.json"
+    def add(self, process: int, part: Part) -> None:
+        n_bytes = sum(map(len, part))
+        if self._waiting and self._n_waiting_bytes + n_bytes > PART_BYTES:
+            self._load_waiting()
+        text = self._folder / f"part-{len(self._waiting)}.json"
         with text.open("wb") as stream:
             stream.writelines(part)
-        self._read_events(text)
-        counts = self._connection.execute("SELECT code, count(*) FROM events GROUP BY code").fetchall()
-        codes = {code for code, _ in counts if code is not None}
-        present = {_STAGE_OF_CODE[code] for code in codes}
-        self._codes |= codes
-        self.n_events += sum(n_events for _, n_events in counts)
+        self._waiting.append((process, text))
+        self._n_waiting_bytes += n_bytes
+
+    def _load_waiting(self) -> None:
+        counts = self._read_events()
+        present: set[str] = set()
+        first_events: dict[int, int] = {}
+        n_before = dict(self.n_events)
+        for process, code, n_events, first, _ in counts:
+            self.n_events[process] += n_events
+            first_events[process] = min(first, first_events.get(process, first))
+            if code is not None:
+                self._codes.setdefault(process, set()).add(code)
+                present.add(_STAGE_OF_CODE[code])
+        if present:
+            # Events are counted per process, in the order of its trace.
+            moved = {process: n_before.get(process, 0) - first for process, first in first_events.items()}
+            numbers = f"SELECT * REPLACE (event + {by_process(moved)} AS event) FROM read_events"
+            self._connection.execute(f"CREATE OR REPLACE TEMP VIEW events AS {numbers}").fetchall()
         for name, select in _SELECTS.items():
             if _MADE_FROM.get(name, name) in present:
-                self._relations[name].append(self._keep(f"{name}_{self._n_parts}", select))
-        self._n_parts += 1
+                self._relations[name].append(self._keep(f"{name}_{self._n_loads}", select))
+        self._n_loads += 1
+        self._waiting.clear()
+        self._n_waiting_bytes = 0
 
     def _keep(self, name: str, select: str) -> str:
-        """The first parts stay in memory, which is all that most traces need; the others go to disk."""
-        if self._n_parts < _PARTS_IN_MEMORY:
+        """The first ones stay in memory, which is all that most traces need; the others go to disk."""
+        if self._n_loads < _LOADS_IN_MEMORY:
             self._connection.execute(f"CREATE TEMP TABLE {name} AS {select}").fetchall()
             return name
         path = str(self._folder / f"{name}.parquet")
@@ -243,51 +272,69 @@ class EventStage:
         self._connection.execute(f"COPY ({select}) TO {target}").fetchall()
         return f"read_parquet({quote_path(path)})"
 
-    def _read_events(self, text: Path) -> None:
+    def _read_events(self) -> list[tuple[Any, ...]]:
+        """How many events of which code the waiting parts hold, by process."""
         import duckdb
 
         try:
             if self._is_fast:
-                self._load(text, "DOUBLE", _FAST)
-                [(is_inexact,)] = self._connection.execute(_IS_INEXACT).fetchall()
-                self._is_fast = not is_inexact
-            if not self._is_fast:
+                self._read(self._waiting, _FAST)
+                counts = self._connection.execute(_COUNTS).fetchall()
+                if not any(is_inexact for *_, is_inexact in counts):
+                    return counts
+                self._is_fast = False
+            for _, text in self._waiting:
                 text.write_bytes(_TIME.sub(rb'\1"\2"', text.read_bytes()))
-                self._load(text, "VARCHAR", _EXACT)
+            self._read(self._waiting, _EXACT)
         except duckdb.Error:  # a time that is no number, or text that is no JSON: keep what can be kept
-            part = text.read_bytes()
-            kept = whole_events(part)
-            self.n_damaged_parts += len(kept) < len(part) // 2
-            text.write_bytes(kept)
-            self._load(text, "VARCHAR", _EXACT)
+            for process, text in self._waiting:
+                part = text.read_bytes()
+                kept = whole_events(part)
+                self.n_damaged_parts[process] += len(kept) < len(part) // 2
+                text.write_bytes(kept)
+            self._read(self._waiting, _EXACT)
+        return self._connection.execute(_COUNTS).fetchall()
 
-    def _load(self, text: Path, time: str, nanoseconds: str) -> None:
-        self._connection.execute(
-            _READ.format(
-                start=nanoseconds.format("ts"),
-                duration=f"greatest(0, coalesce({nanoseconds.format('dur')}, 0))",
-                n_before=self.n_events,
-                path=quote_path(str(text)),
-                time=time,
-                and_not_python=self._and_not_python,
-            )
-        ).fetchall()
+    def _read(self, parts: Sequence[tuple[int, Path]], how: tuple[str, str]) -> None:
+        time, nanoseconds = how
+        select = _SELECT.format(
+            process=by_process({number: process for number, (process, _) in enumerate(parts)}, "file_index"),
+            start=nanoseconds.format("ts"),
+            duration=f"greatest(0, coalesce({nanoseconds.format('dur')}, 0))",
+            paths=", ".join(quote_path(str(text)) for _, text in parts),
+            max_bytes=max(self._n_waiting_bytes, MAX_EVENT_BYTES),
+            time=time,
+            and_not_python=self._and_not_python,
+        )
+        self._connection.execute(f"CREATE OR REPLACE TEMP TABLE read_events AS {select}").fetchall()
 
     @property
-    def device_type(self) -> str:
+    def present(self) -> list[str]:
+        """The staged relations that have rows."""
+        return [name for name, relations in self._relations.items() if relations]
+
+    def device_types(self) -> dict[int, str]:
         """By the categories of events, which name the device, and by the names of AMD's runtime, which do not."""
-        seen = {category for category, code in _CODES.items() if code in self._codes}
+        rocm = set()
+        if self._relations["raw_calls"]:
+            named = "SELECT DISTINCT process FROM raw_calls WHERE name LIKE 'hip%'"
+            rocm = {process for (process,) in self._connection.execute(named).fetchall()}
+        return {process: self._device_type(process, process in rocm) for process in self.n_events}
+
+    def _device_type(self, process: int, is_rocm: bool) -> str:
+        seen = {category for category, code in _CODES.items() if code in self._codes.get(process, ())}
         for maker in ("mtia", "xpu", "hpu", "privateuse1"):
             if any(category.startswith(maker) for category in seen):
                 return maker
         if not any(_CATEGORIES[category][0] in ("raw_kernels", "raw_calls", "raw_counters") for category in seen):
             return "cpu"
-        [(is_rocm,)] = self._connection.execute("SELECT bool_or(name LIKE 'hip%') FROM raw_calls").fetchall()
         return "rocm" if is_rocm else "cuda"
 
     def show(self) -> None:
         """Makes the staged relations."""
-        self._connection.execute("DROP TABLE IF EXISTS events").fetchall()
+        if self._waiting:
+            self._load_waiting()
+        self._connection.execute("DROP VIEW IF EXISTS events; DROP TABLE IF EXISTS read_events").fetchall()
         for name, columns in STAGES.items():
             if self._relations[name]:
                 union = " UNION ALL BY NAME ".join(f"SELECT * FROM {relation}" for relation in self._relations[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +26,7 @@ from rankscope.read.profile_store import Profile, store_profiles
 from rankscope.read.staging import staging
 
 if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
-
+    from rankscope.read.profile_tables import StagedRows
 
 NAME = "nsys"
 
@@ -47,10 +46,11 @@ def read(source: Source) -> Iterator[Table | Part]:
     return store_profiles(source, NAME, _convert)
 
 
-def _convert(source: Source, folder: Path) -> Iterator[Profile]:
+def _convert(sources: Sequence[Source], folder: Path) -> Iterator[Profile]:
     from rankscope.read.nsys_nccl import communicator_ranks
     from rankscope.read.nsys_stages import list_processes
 
+    [source] = sources
     with staging() as connection, opened_export(source, folder, connection) as export:
         parts = {table: list(export.parts(table, kinds, folder, connection)) for table, kinds in TABLES.items()}
         show_tables(connection, parts)
@@ -68,7 +68,7 @@ def _convert(source: Source, folder: Path) -> Iterator[Profile]:
 def _profile(export: Export, folder: Path, parts: Parts, process: int, ranks: Ranks) -> Profile:
     """One process, in its own connection: what is staged for one must not mix with the next."""
     from rankscope.read.nsys_stages import stage_process
-    from rankscope.read.profile_tables import write_profile
+    from rankscope.read.profile_tables import staged_rows, write_profiles
 
     subfolder = f"process-{process}"
     own = folder / subfolder
@@ -77,8 +77,9 @@ def _profile(export: Export, folder: Path, parts: Parts, process: int, ranks: Ra
     with staging() as connection:
         show_tables(connection, parts)
         stage_process(connection, own, process, ranks.of[process], devices)
-        base_ns, time_note = _base_time(connection, start_time(export))
-        written = write_profile(connection, own, base_ns)
+        staged = staged_rows(connection)
+        base_ns, time_note = _base_time(staged.get(0, {}), start_time(export))
+        [written] = write_profiles(connection, own, staged, {0: base_ns}).values()
         [(has_shapes,)] = connection.execute("SELECT count(input_dims) > 0 FROM raw_ops").fetchall()
     columns = {
         "device_type": "cuda" if "kernels" in written.n_rows else "cpu",
@@ -92,11 +93,9 @@ def _profile(export: Export, folder: Path, parts: Parts, process: int, ranks: Ra
     return Profile(ranks.of[process], find_host(export), columns, devices, written, subfolder=subfolder)
 
 
-def _base_time(connection: DuckDBPyConnection, started_ns: int) -> tuple[int, str]:
+def _base_time(staged: StagedRows, started_ns: int) -> tuple[int, str]:
     timed = ("raw_ops", "raw_calls", "raw_kernels", "raw_annotations")
-    starts = " UNION ALL ".join(f"SELECT start_ns FROM {stage}" for stage in timed)
-    [(first_ns,)] = connection.execute(f"SELECT min(start_ns) FROM ({starts})").fetchall()
-    if first_ns is not None and first_ns >= _EPOCH_NS:
+    if min((staged[stage].first_ns for stage in timed if stage in staged), default=0) >= _EPOCH_NS:
         return 0, ""
     if started_ns == MISSING:
         return 0, "it does not say when it started: its times are counted from 1970"

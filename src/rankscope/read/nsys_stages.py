@@ -98,7 +98,7 @@ _OPS = """
            duration_ns, record_id, sequence_number, CASE WHEN json_valid(input_dims) THEN input_dims END AS input_dims
     FROM ranges WHERE is_op
 """
-# Which operator made a call is not told: write_profile finds the innermost one around a launch. The names of runtime
+# Which operator made a call is not told: write_profiles finds the innermost one around a launch. The names of runtime
 # functions end in the version that brought them: cudaLaunchKernel_v7000.
 _CALLS = f"""
     SELECT row_number() OVER (ORDER BY start, correlationId) - 1 AS id,
@@ -172,7 +172,8 @@ def stage_process(
 def _stage(connection: DuckDBPyConnection, folder: Path, name: str, select: str) -> None:
     """A staged relation, with exactly the columns of STAGES."""
     connection.execute(f"CREATE TEMP TABLE empty_stage ({STAGES[name]})").fetchall()
-    _keep(connection, name, folder / f"{name}.parquet", f"FROM empty_stage UNION ALL BY NAME ({select})")
+    staged = f"FROM empty_stage UNION ALL BY NAME (SELECT 0 AS process, * FROM ({select}))"
+    _keep(connection, name, folder / f"{name}.parquet", staged)
     connection.execute("DROP TABLE empty_stage").fetchall()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from rankscope.model.tables import Part, Table
 from rankscope.read import cache
 from rankscope.read.files import Source
 from rankscope.read.profile_tables import Written
+from rankscope.read.remote import is_url
 
 CUT_HINT = "the process ended while writing it, or the copy is incomplete: copy it again if the original is complete"
 
@@ -21,7 +24,8 @@ CUT_HINT = "the process ended while writing it, or the copy is incomplete: copy 
 class Profile(msgspec.Struct):
     """One traced process: what is said about it in `profiles` and `devices`, and what was written of it.
 
-    The parts are TABLE.parquet in the folder, or in its subfolder `subfolder` where a file holds several processes.
+    The parts are TABLE.parquet in the folder, or in its subfolder `subfolder` where a file holds several processes, and
+    hold the rows of `process` among others.
     """
 
     rank: int
@@ -31,41 +35,82 @@ class Profile(msgspec.Struct):
     written: Written
     problem: str = ""
     subfolder: str = ""
+    process: int = 0
 
 
-Convert = Callable[[Source, Path], Iterator[Profile]]
+Convert = Callable[[Sequence[Source], Path], Iterator[Profile]]
 
 
 def store_profiles(source: Source, reader: str, convert: Convert) -> Iterator[Table | Part]:
     """The tables and parts of a trace: from the cache, where a whole entry of it is there, else made now."""
-    entry = cache.stored(source.workspace)
+    entry = _stored(source)
     if entry is None:
         if source.n_bytes == 0:
             raise BadFileError("is empty (0 bytes)", "the process ended before it wrote its trace")
-        with cache.filling(source.workspace) as aside:
-            profiles = _converted(source, reader, convert, aside)
-            for scratch in (*aside.rglob("raw_*"), aside / "part.json"):
-                scratch.unlink(missing_ok=True)
+        with _converted([source], reader, convert) as (profiles, aside):
             cache.note_done(aside, msgspec.json.encode(profiles))
         entry = cache.kept(source.workspace)
+    yield from _results(source, reader, entry)
+
+
+def store_together(sources: Sequence[Source], reader: str, convert: Convert) -> list[list[Table | Part]]:
+    """The same for traces of one process each, none of which is in the cache: they share the parts.
+
+    The parts are in the entry of the first one. The other entries only say so: a trace that changes gets a new entry,
+    and leaves what the others need where it is.
+    """
+    first, *others = sources
+    with _converted(sources, reader, convert) as (profiles, aside):
+        cache.note_done(aside, msgspec.json.encode(profiles[:1]))
+    for source, profile in zip(others, profiles[1:], strict=True):
+        profile.subfolder = posixpath.join("..", posixpath.basename(first.workspace))
+        with cache.filling(source.workspace) as aside:
+            cache.note_done(aside, msgspec.json.encode([profile]))
+    return [list(_results(source, reader, cache.kept(source.workspace))) for source in sources]
+
+
+def _stored(source: Source) -> cache.Entry | None:
+    """The entry; None also when what it shares with another one was removed."""
+    entry = cache.stored(source.workspace)
+    if entry is not None and not is_url(source.workspace):
+        profiles = msgspec.json.decode(entry.note, type=list[Profile])
+        if not all(os.path.isdir(_folder(entry, profile)) for profile in profiles):
+            cache.forget(source.workspace)
+            return None
+    return entry
+
+
+def _folder(entry: cache.Entry, profile: Profile) -> str:
+    folder = posixpath.join(entry.folder, profile.subfolder)
+    return posixpath.normpath(folder) if profile.subfolder.startswith("..") else folder
+
+
+def _results(source: Source, reader: str, entry: cache.Entry) -> Iterator[Table | Part]:
     profiles = msgspec.json.decode(entry.note, type=list[Profile])
     yield from _small_tables(source, reader, profiles)
     for profile in profiles:
-        folder = posixpath.join(entry.folder, profile.subfolder)
+        folder = _folder(entry, profile)
         for table, n_rows in profile.written.n_rows.items():
-            yield Part(table, posixpath.join(folder, f"{table}.parquet"), n_rows, source.file_id, profile.rank)
+            path = posixpath.join(folder, f"{table}.parquet")
+            yield Part(table, path, n_rows, source.file_id, profile.rank, profile.process)
 
 
-def _converted(source: Source, reader: str, convert: Convert, aside: Path) -> list[Profile]:
+@contextmanager
+def _converted(sources: Sequence[Source], reader: str, convert: Convert) -> Iterator[tuple[list[Profile], Path]]:
+    """The profiles, and the folder of their parts, which takes its place in the first one's entry afterwards."""
     import duckdb
 
-    try:
-        return [_completed(profile, reader) for profile in convert(source, aside)]
-    except (MemoryError, RecursionError, duckdb.OutOfMemoryException) as error:
-        raise BadFileError("needs an absurd amount of memory or nesting", "it is corrupt or malicious") from error
-    except duckdb.Error as error:  # values that no profiler writes: times beyond all limits, numbers where names belong
-        reason = str(error).partition("\n")[0]
-        raise BadFileError(f"has invalid values: {reason}", "it is corrupt: record it again") from error
+    with cache.filling(sources[0].workspace) as aside:
+        try:
+            profiles = [_completed(profile, reader) for profile in convert(sources, aside)]
+        except (MemoryError, RecursionError, duckdb.OutOfMemoryException) as error:
+            raise BadFileError("needs an absurd amount of memory or nesting", "it is corrupt or malicious") from error
+        except duckdb.Error as error:  # values that no profiler writes: times beyond limits, numbers in place of names
+            reason = str(error).partition("\n")[0]
+            raise BadFileError(f"has invalid values: {reason}", "it is corrupt: record it again") from error
+        for scratch in (*aside.rglob("raw_*"), *aside.glob("part-*.json")):
+            scratch.unlink()
+        yield profiles, aside
 
 
 def _completed(profile: Profile, reader: str) -> Profile:

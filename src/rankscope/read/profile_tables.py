@@ -1,15 +1,16 @@
 """From what a profiler recorded to the tables of the model: the part that all profiler formats share.
 
-A reader stages its events in a DuckDB connection, in the relations of STAGES, with times relative to one base.
-`write_profile` then finds the steps, ties kernels to the calls and operators that launched them, describes the
-communication, and writes one Parquet file per table.
+A reader stages the events of one or more processes in a DuckDB connection, in the relations of STAGES, with times
+relative to the base of each process. `write_profiles` then finds the steps, ties kernels to the calls and operators
+that launched them, describes the communication, and writes one Parquet file per table, whose rows know their process: a
+statement costs about as much as reading a small trace, so small traces share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -28,8 +29,8 @@ _COMM_FIELDS = """
     group_desc VARCHAR, group_ranks VARCHAR, seq BIGINT, comms_id VARCHAR, src INTEGER, dst INTEGER,
     in_split VARCHAR, out_split VARCHAR
 """
-# The staged relations. `id` counts the events of a relation in the order of the trace.
-STAGES: dict[str, str] = {
+# The columns of the staged relations. `id` counts the events of a process in the order of its trace.
+_EVENTS = {
     "raw_ops": """id BIGINT, name VARCHAR, pid BIGINT, tid BIGINT, start_ns BIGINT, duration_ns BIGINT,
         external_id BIGINT, record_id BIGINT, sequence_number BIGINT, forward_tid BIGINT, input_dims VARCHAR,
         input_types VARCHAR, concrete_inputs VARCHAR""",
@@ -53,6 +54,7 @@ STAGES: dict[str, str] = {
     "raw_python_calls": """python_id BIGINT, parent_id BIGINT, name VARCHAR, tid BIGINT, start_ns BIGINT,
         duration_ns BIGINT""",
 }
+STAGES = {name: f"process INTEGER, {columns}" for name, columns in _EVENTS.items()}
 
 _STEP_NAME = r"^(?:ProfilerStep|step|iteration|train_step)\s*[#:_= ]\s*(\d+)$"
 _COMMUNICATION = r"^(nccl|rccl|hccl|oneccl|mscclpp)|ncclKernel|ncclDevKernel|rcclGenericKernel"
@@ -76,56 +78,109 @@ _NAME_IN_KERNEL = {
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What write_profile wrote: rows per table, and the time from the first event's start to the last one's end."""
+    """What was written of a process: rows per table, and the time from its first event to the end of its last."""
 
     n_rows: dict[str, int]
     start_ns: int
     end_ns: int
 
 
-def write_profile(connection: DuckDBPyConnection, folder: Path, base_ns: int) -> Written:
-    """Writes every table that has rows as folder/TABLE.parquet."""
-    present = {stage for stage in STAGES if connection.execute(f"SELECT 1 FROM {stage} LIMIT 1").fetchall()}
-    spans = [
-        f"SELECT min(start_ns) AS first, max(start_ns + duration_ns) AS last FROM {s}" for s in _TIMED if s in present
-    ]
-    if not spans:
+class Staged(NamedTuple):
+    """What a staged relation has of a process."""
+
+    n_rows: int
+    first_ns: int  # 0 where the events of the relation do not last
+    last_ns: int
+
+
+StagedRows = dict[str, Staged]  # by relation; those without rows are not in it
+
+
+def staged_rows(connection: DuckDBPyConnection, stages: Collection[str] = STAGES) -> dict[int, StagedRows]:
+    """What there is of each process in the relations, of which all others are empty."""
+    found: dict[int, StagedRows] = {}
+    if stages:
+        for process, stage, *values in connection.execute(" UNION ALL ".join(map(_count_staged, stages))).fetchall():
+            found.setdefault(process, {})[stage] = Staged(*values)
+    return found
+
+
+def _count_staged(stage: str) -> str:
+    times = "min(start_ns), max(start_ns + duration_ns)" if stage in _TIMED else "0, 0"
+    return f"SELECT process, {quote_text(stage)}, count(*), {times} FROM {stage} GROUP BY process"
+
+
+def write_profiles(
+    connection: DuckDBPyConnection, folder: Path, staged: Mapping[int, StagedRows], bases: Mapping[int, int]
+) -> dict[int, Written]:
+    """Writes every table that has rows as folder/TABLE.parquet. Bases are what the times of a process count from."""
+    if any(_TIMED.isdisjoint(staged.get(process, ())) for process in bases):
         raise BadFileError("has no events that rankscope knows", "rankscope help traces shows how to record one")
-    [(first, last)] = connection.execute(f"SELECT min(first), max(last) FROM ({' UNION ALL '.join(spans)})").fetchall()
-    _define_steps(connection)
-    for statement in _PREPARATIONS:
+    present = {stage for rows in staged.values() for stage in rows}
+    _define_steps(connection, staged)
+    for statement in (*(_KERNEL_PREPARATIONS if "raw_kernels" in present else _WITHOUT_KERNELS), _ALL_COMMS):
         connection.execute(statement).fetchall()
-    n_rows = {
-        table: _copy(connection, folder, table, select, base_ns)
-        for table, (stages, select) in _SELECTS.items()
-        if present.intersection(stages)
-    }
-    return Written({table: n for table, n in n_rows.items() if n}, first + base_ns, last + base_ns)
+    n_rows: dict[int, dict[str, int]] = {process: {} for process in staged}
+    for table, (stages, select) in _SELECTS.items():
+        if present.intersection(stages):
+            _copy(connection, folder, table, select, by_process(bases))
+            for process, rows in staged.items():
+                if table not in _MADE and stages[0] in rows:
+                    n_rows[process][table] = rows[stages[0]].n_rows
+    made = " UNION ALL ".join(_count_made(table) for table in _MADE if present.intersection(_SELECTS[table][0]))
+    for process, table, n in connection.execute(made).fetchall() if made else ():
+        n_rows[process][table] = n
+    return {process: _written(n_rows[process], rows, bases[process]) for process, rows in staged.items()}
 
 
-def _copy(connection: DuckDBPyConnection, folder: Path, table: str, select: str, base_ns: int) -> int:
+def _written(n_rows: dict[str, int], staged: StagedRows, base_ns: int) -> Written:
+    timed = [staged[stage] for stage in _TIMED if stage in staged]
+    first, last = min(stage.first_ns for stage in timed), max(stage.last_ns for stage in timed)
+    return Written(n_rows, first + base_ns, last + base_ns)
+
+
+def _copy(connection: DuckDBPyConnection, folder: Path, table: str, select: str, base: str) -> None:
     own = [column.name for column in SCHEMA[table].columns if column.name not in PART_KEYS]
-    absolute = ", ".join(f"{name} + {base_ns} AS {name}" if name in _MOMENTS else quote_name(name) for name in own)
+    absolute = ", ".join(f"{name} + {base} AS {name}" if name in _MOMENTS else quote_name(name) for name in own)
     path = folder / f"{table}.parquet"
     target = f"{quote_text(str(path))} (FORMAT parquet, COMPRESSION zstd)"
-    [(n_rows,)] = connection.execute(f"COPY (SELECT {absolute} FROM ({select})) TO {target}").fetchall()
+    [(n_rows,)] = connection.execute(f"COPY (SELECT process, {absolute} FROM ({select})) TO {target}").fetchall()
     if not n_rows:
         path.unlink()
-    return int(n_rows)
 
 
 _MOMENTS = ("start_ns", "time_ns", "launch_start_ns", "launch_end_ns")
+# Tables that do not have a row for each staged event.
+_MADE = {"steps": "staged_steps", "comms": "all_comms", "kernels": "kernel_links"}
+
+
+def _count_made(table: str) -> str:
+    return f"SELECT process, {quote_text(table)}, count(*) FROM {_MADE[table]} GROUP BY process"
+
+
+def by_process(values: Mapping[int, object], key: str = "process") -> str:
+    """The value of a process as an expression: a binary search, which spares a join."""
+    if len(set(values.values())) == 1:
+        return str(next(iter(values.values())))
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    before, after = ({process: values[process] for process in half} for half in (ordered[:middle], ordered[middle:]))
+    return f"CASE WHEN {key} < {ordered[middle]} THEN {by_process(before, key)} ELSE {by_process(after, key)} END"
 
 
 def _with_step(stage: str, moment: str = "start_ns") -> str:
-    return f"SELECT *, step_at({moment}) AS step FROM {stage}"
+    return f"SELECT *, step_at(process, {moment}) AS step FROM {stage}"
 
 
-def _define_steps(connection: DuckDBPyConnection) -> None:
-    """The table of the steps, and step_at(moment), which spares a join of every event with them."""
+def _define_steps(connection: DuckDBPyConnection, processes: Iterable[int]) -> None:
+    """The table of the steps, and step_at(whose, moment), which spares a join of every event with them."""
     connection.execute(_STAGED_STEPS).fetchall()
-    steps = connection.execute("SELECT start_ns, end_ns, step FROM staged_steps ORDER BY start_ns").fetchall()
-    connection.execute(f"CREATE TEMP MACRO step_at(moment) AS {_step_search(steps)}").fetchall()
+    rows = connection.execute("SELECT process, start_ns, end_ns, step FROM staged_steps").fetchall()
+    steps: dict[int, list[tuple[int, int, int]]] = {process: [] for process in processes}
+    for process, start, end, number in rows:
+        steps[process].append((start, end, number))
+    search = by_process({process: _step_search(own) for process, own in steps.items()}, "whose")
+    connection.execute(f"CREATE TEMP MACRO step_at(whose, moment) AS {search}").fetchall()
 
 
 def _step_search(steps: Sequence[tuple[int, int, int]]) -> str:
@@ -143,28 +198,31 @@ def _step_search(steps: Sequence[tuple[int, int, int]]) -> str:
 # Some traces mark a step on several threads: the first mark counts.
 _STAGED_STEPS = rf"""
 CREATE TEMP TABLE staged_steps AS
-SELECT regexp_extract(name, {quote_text(_STEP_NAME)}, 1, 'i')::BIGINT AS step, arg_min(name, start_ns) AS name,
-       arg_min(tid, start_ns) AS tid, min(start_ns) AS start_ns, arg_min(start_ns + duration_ns, start_ns) AS end_ns
+SELECT process, regexp_extract(name, {quote_text(_STEP_NAME)}, 1, 'i')::BIGINT AS step,
+       arg_min(name, start_ns) AS name, arg_min(tid, start_ns) AS tid, min(start_ns) AS start_ns,
+       arg_min(start_ns + duration_ns, start_ns) AS end_ns
 FROM raw_annotations
 WHERE kind = 'host' AND regexp_matches(name, {quote_text(_STEP_NAME)}, 'i')
-GROUP BY 1 ORDER BY start_ns
+GROUP BY 1, 2 ORDER BY process, start_ns
 """
 
 # One call per correlation. A graph launch has many kernels; a kernel has one launch.
 _LAUNCHES = """
 CREATE TEMP TABLE launches AS
-SELECT correlation, min(id) AS call_id, arg_min(tid, id) AS tid, arg_min(start_ns, id) AS start_ns,
+SELECT process, correlation, min(id) AS call_id, arg_min(tid, id) AS tid, arg_min(start_ns, id) AS start_ns,
        arg_min(start_ns + duration_ns, id) AS end_ns, arg_min(external_id, id) AS external_id
-FROM raw_calls SEMI JOIN raw_kernels USING (correlation) WHERE correlation > 0 GROUP BY correlation
+FROM raw_calls SEMI JOIN raw_kernels USING (process, correlation)
+WHERE correlation > 0 GROUP BY process, correlation
 """
 
 _LAUNCHING_OPS = """
 CREATE TEMP TABLE launching_ops AS
-SELECT external_id, max(id) AS op_id, arg_max(start_ns, id) AS start_ns,
+SELECT process, external_id, max(id) AS op_id, arg_max(start_ns, id) AS start_ns,
        arg_max(start_ns + duration_ns, id) AS end_ns
-FROM raw_ops SEMI JOIN (SELECT external_id FROM raw_kernels UNION ALL SELECT external_id FROM launches)
-    USING (external_id)
-WHERE external_id > 0 GROUP BY external_id
+FROM raw_ops
+SEMI JOIN (SELECT process, external_id FROM raw_kernels UNION ALL SELECT process, external_id FROM launches)
+    USING (process, external_id)
+WHERE external_id > 0 GROUP BY process, external_id
 """
 
 # Kernels have few distinct names: each is matched once.
@@ -178,7 +236,7 @@ FROM (SELECT DISTINCT name FROM raw_kernels)
 # An operator is found by its number. Old traces write the correlation where there is none: it must enclose the launch.
 _KERNEL_LINKS = """
 CREATE TEMP TABLE kernel_links AS
-SELECT k.id,
+SELECT k.process, k.id,
        CASE WHEN k.collective IS NOT NULL THEN 'communication' WHEN k.kind <> 'kernel' THEN 'memory'
             ELSE kernel_types.type END AS type,
        l.call_id, l.tid AS launch_tid, l.start_ns AS launch_start_ns, l.end_ns AS launch_end_ns,
@@ -186,37 +244,44 @@ SELECT k.id,
        coalesce(l.start_ns, k.start_ns) AS decisive_ns
 FROM raw_kernels AS k
 JOIN kernel_types USING (name)
-LEFT JOIN launches AS l USING (correlation)
-LEFT JOIN launching_ops AS o ON o.external_id = coalesce(k.external_id, l.external_id)
+LEFT JOIN launches AS l ON l.process = k.process AND l.correlation = k.correlation
+LEFT JOIN launching_ops AS o
+    ON o.process = k.process AND o.external_id = coalesce(k.external_id, l.external_id)
 """
 # Where the trace has no number, the operator is the innermost one that is open on the launching thread. Operators of a
 # thread nest: when n are open at a moment, the innermost of them is the last one begun at depth n.
 _ENCLOSING_OPS = """
 CREATE TEMP TABLE enclosing_ops AS
 WITH untied AS (
-    SELECT id AS kernel_id, launch_tid AS tid, launch_start_ns AS at_ns FROM kernel_links
+    SELECT process, id AS kernel_id, launch_tid AS tid, launch_start_ns AS at_ns FROM kernel_links
     WHERE op_id IS NULL AND launch_start_ns IS NOT NULL
 ), moments AS (
-    SELECT tid, start_ns + duration_ns AS at_ns, 0 AS turn, 0 AS lasts, -1 AS change, NULL AS op_id, NULL AS kernel_id
-    FROM raw_ops SEMI JOIN untied USING (tid) WHERE duration_ns > 0
+    SELECT process, tid, start_ns + duration_ns AS at_ns, 0 AS turn, 0 AS lasts, -1 AS change, NULL AS op_id,
+           NULL AS kernel_id
+    FROM raw_ops SEMI JOIN untied USING (process, tid) WHERE duration_ns > 0
     UNION ALL
-    SELECT tid, start_ns, 1, duration_ns, 1, id, NULL FROM raw_ops SEMI JOIN untied USING (tid) WHERE duration_ns > 0
+    SELECT process, tid, start_ns, 1, duration_ns, 1, id, NULL
+    FROM raw_ops SEMI JOIN untied USING (process, tid) WHERE duration_ns > 0
     UNION ALL
-    SELECT tid, at_ns, 2, 0, 0, NULL, kernel_id FROM untied
+    SELECT process, tid, at_ns, 2, 0, 0, NULL, kernel_id FROM untied
 ), depths AS (
-    SELECT *, sum(change) OVER (PARTITION BY tid ORDER BY at_ns, turn, lasts DESC ROWS UNBOUNDED PRECEDING) AS depth
+    SELECT *, sum(change) OVER (
+        PARTITION BY process, tid ORDER BY at_ns, turn, lasts DESC ROWS UNBOUNDED PRECEDING) AS depth
     FROM moments
 )
-SELECT q.kernel_id AS id, o.op_id AS enclosing_op
+SELECT q.process, q.kernel_id AS id, o.op_id AS enclosing_op
 FROM (SELECT * FROM depths WHERE turn = 2 AND depth > 0) AS q
-ASOF JOIN (SELECT * FROM depths WHERE turn = 1) AS o ON o.tid = q.tid AND o.depth = q.depth AND q.at_ns >= o.at_ns
+ASOF JOIN (SELECT * FROM depths WHERE turn = 1) AS o
+    ON o.process = q.process AND o.tid = q.tid AND o.depth = q.depth AND q.at_ns >= o.at_ns
 """
 # A view: kernels have many columns, of which the links need few.
 _LINKED_KERNELS = """
 CREATE TEMP VIEW linked_kernels AS
-SELECT k.id AS kernel_id, k.*, l.* EXCLUDE (id, op_id, decisive_ns), coalesce(l.op_id, e.enclosing_op) AS op_id,
-       step_at(l.decisive_ns) AS step
-FROM raw_kernels AS k JOIN kernel_links AS l USING (id) LEFT JOIN enclosing_ops AS e USING (id)
+SELECT k.id AS kernel_id, k.*, l.* EXCLUDE (process, id, op_id, decisive_ns),
+       coalesce(l.op_id, e.enclosing_op) AS op_id, step_at(k.process, l.decisive_ns) AS step
+FROM raw_kernels AS k
+JOIN kernel_links AS l ON l.process = k.process AND l.id = k.id
+LEFT JOIN enclosing_ops AS e ON e.process = k.process AND e.id = k.id
 """
 
 
@@ -238,14 +303,14 @@ _FIRST_DIMS = "try_cast(json_extract(input_dims, '$[0]') AS BIGINT[])"
 _ALL_COMMS = f"""
 CREATE TEMP TABLE all_comms AS
 WITH operators AS (
-    SELECT external_id, {", ".join(f"any_value({name}) AS {name}" for name in _COMM_NAMES)}
-    FROM raw_comm_ops WHERE external_id > 0 GROUP BY external_id
+    SELECT process, external_id, {", ".join(f"any_value({name}) AS {name}" for name in _COMM_NAMES)}
+    FROM raw_comm_ops WHERE external_id > 0 GROUP BY process, external_id
 ), on_device AS (
-    SELECT k.kernel_id, k.name, k.n_bytes AS told_bytes, {_MERGED}, k.device, k.stream, k.start_ns, k.duration_ns,
-           k.step
-    FROM linked_kernels AS k LEFT JOIN operators AS m USING (external_id) WHERE k.type = 'communication'
+    SELECT k.process, k.kernel_id, k.name, k.n_bytes AS told_bytes, {_MERGED}, k.device, k.stream, k.start_ns,
+           k.duration_ns, k.step
+    FROM linked_kernels AS k LEFT JOIN operators AS m USING (process, external_id) WHERE k.type = 'communication'
 ), on_host AS (
-    SELECT name, name[6:] AS collective, {_case(_FIRST_TYPE, CPP_DTYPES, _FIRST_TYPE)} AS dtype,
+    SELECT process, name, name[6:] AS collective, {_case(_FIRST_TYPE, CPP_DTYPES, _FIRST_TYPE)} AS dtype,
            CASE WHEN input_dims IS NOT NULL THEN list_product(list_append({_FIRST_DIMS}, 1))::BIGINT END AS n_in,
            n_in AS n_out, tid, start_ns, duration_ns, step
     FROM ({_with_step("raw_annotations")}) WHERE kind = 'host' AND name LIKE 'gloo:%'
@@ -254,34 +319,37 @@ WITH operators AS (
            {_case(f"regexp_extract(name, {quote_text(_OP_IN_KERNEL)}, 1)", _NAME_IN_KERNEL, "'unknown'")} AS guessed
     FROM (SELECT * FROM on_device UNION ALL BY NAME SELECT * FROM on_host)
 )
-SELECT row_number() OVER (ORDER BY start_ns, kernel_id) - 1 AS comm_id,
+SELECT row_number() OVER (PARTITION BY process ORDER BY start_ns, kernel_id) - 1 AS comm_id,
        * EXCLUDE (collective, known, guessed, told_bytes), coalesce(nullif(known, ''), guessed) AS op,
        op IN ({", ".join(map(quote_text, P2P_OPS))}) AS is_p2p,
        coalesce(greatest(n_in, n_out) * {_case("dtype", DTYPE_BYTES, "NULL")}, told_bytes) AS n_bytes
 FROM named
 """
 
-_PREPARATIONS = (
+_KERNEL_PREPARATIONS = (
     _LAUNCHES,
     _LAUNCHING_OPS,
     _KERNEL_TYPES,
     _KERNEL_LINKS,
     _ENCLOSING_OPS,
     _LINKED_KERNELS,
-    *(f"DROP TABLE {name}" for name in ("launches", "launching_ops", "kernel_types")),
-    _ALL_COMMS,
+    "; ".join(f"DROP TABLE {name}" for name in ("launches", "launching_ops", "kernel_types")),
 )
-_TIMED = ("raw_ops", "raw_calls", "raw_kernels", "raw_annotations", "raw_python_calls")
+# Nothing is looked for where nothing can be: each statement takes its time even if it finds nothing.
+_WITHOUT_KERNELS = (
+    "CREATE TEMP VIEW linked_kernels AS SELECT *, id AS kernel_id, '' AS type, NULL::BIGINT AS step FROM raw_kernels",
+)
+_TIMED = frozenset({"raw_ops", "raw_calls", "raw_kernels", "raw_annotations", "raw_python_calls"})
 # Each table: the staged relations without which it has no rows, and how it is made.
 _SELECTS = {
     "steps": (
         ("raw_annotations",),
-        "SELECT step, name, tid, start_ns, end_ns - start_ns AS duration_ns FROM staged_steps",
+        "SELECT *, end_ns - start_ns AS duration_ns FROM staged_steps",
     ),
     "ops": (("raw_ops",), f"SELECT *, id AS op_id FROM ({_with_step('raw_ops')})"),
     "runtime_calls": (("raw_calls",), f"SELECT *, id AS call_id FROM ({_with_step('raw_calls')})"),
     "kernels": (("raw_kernels",), "FROM linked_kernels"),
-    "comms": (("raw_kernels", "raw_annotations"), "FROM all_comms"),
+    "comms": (("raw_kernels", "raw_annotations"), "FROM all_comms ORDER BY process, comm_id"),
     "syncs": (("raw_syncs",), "FROM raw_syncs"),
     "annotations": (("raw_annotations",), f"SELECT *, id AS annotation_id FROM ({_with_step('raw_annotations')})"),
     "memory": (("raw_memory",), "FROM raw_memory"),
