@@ -64,7 +64,7 @@ def _truth(fault: str, n_ranks: int, odd: int) -> CompileTruth:
         note = f"All ranks compiled the model {_LIMIT} times, once for each temperature, and gave up."
         return CompileTruth("C401", all_ranks, note)
     if fault == "graph-break":
-        return CompileTruth("C404", all_ranks, "The Tensor.item() call inside a print breaks the model's graph on all ranks.")
+        return CompileTruth("C404", all_ranks, "A Tensor.item() in the model breaks its graph on all ranks.")
     return CompileTruth("C411", (odd,), f"Rank {odd} alone got a batch of {_OTHER_BATCH} and compiled for it as well.")
 
 
