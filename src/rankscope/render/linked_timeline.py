@@ -102,11 +102,11 @@ def write_linked_timeline(trace: Trace, path: str) -> int:
 def _set_aside(trace: Trace) -> None:
     """Transfers of gloo begin within a span and end after it: such ones get a track beside."""
     connection = database(trace)
-    found = connection.execute(_IN_ORDER).fetchnumpy()
-    lanes = np.minimum(lanes_of(found["place"], found["start_ns"], found["end_ns"]), MAX_LANES - 1)
+    spans = connection.execute(_IN_ORDER).fetchnumpy()
+    lanes = np.minimum(lanes_of(spans["place"], spans["start_ns"], spans["end_ns"]), MAX_LANES - 1)
     for lane in np.unique(lanes[lanes > 0]).tolist():
         update = f"UPDATE linked_spans SET track = track + {lane * _LANES} WHERE rowid IN (SELECT unnest(?))"
-        connection.execute(update, [found["number"][lanes == lane].tolist()]).fetchall()
+        connection.execute(update, [spans["number"][lanes == lane].tolist()]).fetchall()
 
 
 def _thread_numbers(trace: Trace) -> dict[tuple[int, int], int]:
@@ -172,6 +172,6 @@ def _stream(device: int | None, stream: int | None) -> str:
 
 def _rows(trace: Trace, sql: str) -> Iterator[tuple[Any, ...]]:
     """All of them have to be taken before the next query: it uses the same connection."""
-    found = database(trace).execute(sql)
-    while rows := found.fetchmany(ROWS_AT_ONCE):
+    result = database(trace).execute(sql)
+    while rows := result.fetchmany(ROWS_AT_ONCE):
         yield from rows
