@@ -131,7 +131,8 @@ def test_waits_for_results_leave_the_device_idle() -> None:
     (finding,) = findings(capture(with_items()))
     assert (finding.code, finding.severity, finding.ranks) == ("P313", "warning", (0,))
     assert finding.title == (
-        "rank 0 waits for the device in aten::item (cudaStreamSynchronize), which is then idle 20% of the step (4 ms)"
+        "rank 0 waits for the device in aten::item (cudaStreamSynchronize), and the device is then idle "
+        "20% of the step (4 ms)"
     )
     assert finding.evidence.certain == (
         "aten::item (cudaStreamSynchronize): 20 waits; the device was idle after 19 of them, 4 ms in total",

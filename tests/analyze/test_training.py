@@ -192,7 +192,7 @@ def test_memory_that_grows_to_the_end_is_told() -> None:
     told["host_memory_available_bytes", 1] = np.full(600, 3600 * MIB)
     finding = one(told)
     assert finding.severity == "warning"
-    assert re.search(r"every minute; it is full in (59 min|1 h 0 min)", finding.title)
+    assert re.search(r"every minute; the memory is full in (59 min|1 h 0 min)", finding.title)
     assert 3300 < finding.evidence.facts["seconds_left"] < 3900
 
 

@@ -122,6 +122,14 @@ def test_nothing_is_wider_than_the_window(browser: Browser, page_file: Path, wid
     own.close()
 
 
+def test_both_sides_of_a_slow_rank_fit_on_a_narrow_page(browser: Browser, tmp_path: Path) -> None:
+    own = Opened(browser, viewport={"width": 420, "height": 800})
+    page = own.goto(demo_page(tmp_path, "data-loading", 4))
+    table = page.locator("#findings .card .wide").first
+    assert table.evaluate("frame => frame.scrollWidth - frame.clientWidth") == 0
+    own.close()
+
+
 def test_hostile_names_are_shown_as_text(opened: Opened, tmp_path: Path) -> None:
     finding = sample.mismatch()
     hostile = type(finding)(**{**{name: getattr(finding, name) for name in finding.__struct_fields__}, "title": MARKUP})

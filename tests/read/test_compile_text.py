@@ -31,8 +31,9 @@ def test_a_graph_break_has_place_reason_explanation_hints_and_page() -> None:
         "code": "y.item()",
         "is_user": True,
         "reason": "Tensor.item()",
-        "explanation": "Dynamo cannot follow Tensor.item().",
-        "hints": "Take Tensor.item() out of the compiled function.\nOr compile its parts one by one.",
+        "explanation": "Dynamo does not support tracing `Tensor.item()` with config.capture_scalar_outputs=False.",
+        "hints": "Set `torch._dynamo.config.capture_scalar_outputs = True` to include this operation in the captured "
+        "graph.",
         "break_id": "gb0124",
         "url": "https://example.org/gb/gb0124.html",
     }

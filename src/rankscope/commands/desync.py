@@ -53,25 +53,25 @@ def run(args: Namespace) -> int:
     if args.output:
         check_dump_folder(args.output)
     with TcpStore(address, args.timeout) as store:
-        found = find_groups(store, Wanted(args.prefix, args.group, args.world_size))
-    if not found.groups:
-        raise _nothing_tracked(address, found, args)
+        tracking = find_groups(store, Wanted(args.prefix, args.group, args.world_size))
+    if not tracking.groups:
+        raise _nothing_tracked(address, tracking, args)
     now = time.time_ns()
-    report = _verdict(make_dumps(found.groups, now), make_stacks(found.groups), address, args)
+    report = _verdict(make_dumps(tracking.groups, now), make_stacks(tracking.groups), address, args)
     if args.json:
-        _print_json(found, report, address)
+        _print_json(tracking, report, address)
     else:
-        _print_text(found, report, address, now, args)
+        _print_text(tracking, report, address, now, args)
     if report is None:
-        return int(not all(tracked.state.is_in_step for tracked in found.groups))
+        return int(not all(tracked.state.is_in_step for tracked in tracking.groups))
     return exit_code(report, "error")
 
 
-def _nothing_tracked(address: Address, found: Found, args: Namespace) -> Exception:
+def _nothing_tracked(address: Address, tracking: Found, args: Namespace) -> Exception:
     from rankscope.errors import InputError
     from rankscope.model.finding import count_noun
 
-    where = f"the store at {address} has {count_noun(found.n_keys, 'key')}"
+    where = f"the store at {address} has {count_noun(tracking.n_keys, 'key')}"
     if args.group or args.prefix:
         asked = " and ".join(filter(None, (args.group and f"group {args.group}", args.prefix and f"{args.prefix}...")))
         return InputError(f"{where}, but none about collectives of {asked}", "leave out --group and --prefix")
@@ -108,33 +108,33 @@ def _without_known_holes(report: Report) -> Report:
     return msgspec.structs.replace(report, findings=kept)
 
 
-def _not_judged(found: Found) -> list[str]:
-    unknown = [tracked.group.name for tracked in found.groups if not tracked.group.ranks]
+def _not_judged(tracking: Found) -> list[str]:
+    unknown = [tracked.group.name for tracked in tracking.groups if not tracked.group.ranks]
     if not unknown:
         return []
     return [f"not judged: the store does not say which ranks are in group {', '.join(unknown)}"]
 
 
-def _print_json(found: Found, report: Report | None, address: Address) -> None:
+def _print_json(tracking: Found, report: Report | None, address: Address) -> None:
     from rankscope.collect.desync.report import report_record
 
     groups = [
         {**report_record(tracked.state), "tracker": "torch" if tracked.backend else "rankscope"}
-        for tracked in found.groups
+        for tracked in tracking.groups
     ]
-    notes = [*found.notes, *_not_judged(found)]
+    notes = [*tracking.notes, *_not_judged(tracking)]
     output.print_json({"store": str(address), "groups": groups, "notes": notes, "report": report})
 
 
-def _print_text(found: Found, report: Report | None, address: Address, now: int, args: Namespace) -> None:
+def _print_text(tracking: Found, report: Report | None, address: Address, now: int, args: Namespace) -> None:
 
     from rankscope.collect.desync.report import report_lines
     from rankscope.render import load_renderer
     from rankscope.render.escape import escape
 
-    states = [tracked.state for tracked in found.groups]
+    states = [tracked.state for tracked in tracking.groups]
     lines = report_lines(states, f"read from the store at {address}", time_ns=now)
-    output.print_lines(map(escape, [*found.notes, *lines, *_not_judged(found), ""]))
+    output.print_lines(map(escape, [*tracking.notes, *lines, *_not_judged(tracking), ""]))
     if report is None:
         return
     options = output.terminal_options(args, _next_command(report, args))

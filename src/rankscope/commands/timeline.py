@@ -77,10 +77,10 @@ def parse_span(text: str) -> int:
     """The type of an option: 12.5s, 300ms."""
     from decimal import Decimal
 
-    found = _SPAN.fullmatch(text.strip())
-    if not found:
+    match = _SPAN.fullmatch(text.strip())
+    if not match:
         raise ArgumentTypeError(f"{text!r} is not a duration; write it like 12.5s or 300ms")
-    return int(Decimal(found[1]) * _UNITS[found[2]])
+    return int(Decimal(match[1]) * _UNITS[match[2]])
 
 
 def parse_moment(text: str) -> Moment:
@@ -92,13 +92,13 @@ def parse_moment(text: str) -> Moment:
     if _SPAN.fullmatch(text.strip()):
         return Moment(parse_span(text), is_absolute=False)
     try:
-        told = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
+        moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
     except ValueError:
         raise ArgumentTypeError(
             f"{text!r} is not a time; write it like 12.5s, 2026-01-15T14:02:14 or in nanoseconds"
         ) from None
-    told = told if told.tzinfo else told.replace(tzinfo=timezone.utc)
-    return Moment((told - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1) * 1000, True)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return Moment((moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1) * 1000, True)
 
 
 def _count(text: str) -> int:

@@ -133,8 +133,8 @@ class Tracker(NamedTuple):
 
     @property
     def attempt(self) -> int:
-        found = _ATTEMPT.search(self.prefix)
-        return int(found.group(1)) if found else -1
+        match = _ATTEMPT.search(self.prefix)
+        return int(match.group(1)) if match else -1
 
 
 class Found(NamedTuple):
@@ -173,13 +173,13 @@ def find_groups(store: TcpStore, wanted: Wanted) -> Found:
     groups: list[TrackedGroup] = []
     n_states = 0
     for tracker, n_seen in sorted(n_ranks.items()):
-        told = sizes.get(tracker.of_group, 0)
-        size = max(n_seen, told)
+        recorded_size = sizes.get(tracker.of_group, 0)
+        size = max(n_seen, recorded_size)
         n_states += size
         if n_states > _MAX_STATES:
             notes.append(f"{len(n_ranks) - len(groups)} groups are left out: the store has more than any job's")
             break
-        groups.append(_read_tracker(source, tracker, _Size(size, bool(told)), wanted))
+        groups.append(_read_tracker(source, tracker, _Size(size, bool(recorded_size)), wanted))
     chosen = [each for each in groups if wanted.group in ("", each.group.name, each.group.desc)]
     notes += _unseen(chosen)
     return Found(sorted(chosen, key=_order), notes, n_keys)
@@ -211,9 +211,9 @@ def _state_keys(keys: Iterable[str], prefix: str) -> Iterator[StateKey]:
 def _gloo_sizes(keys: Iterable[str]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for key in keys:
-        found = _GLOO_RANK.fullmatch(key)
-        if found and int(found["rank"]) < _MAX_SIZE:
-            sizes[found["prefix"]] = max(sizes.get(found["prefix"], 0), int(found["rank"]) + 1)
+        match = _GLOO_RANK.fullmatch(key)
+        if match and int(match["rank"]) < _MAX_SIZE:
+            sizes[match["prefix"]] = max(sizes.get(match["prefix"], 0), int(match["rank"]) + 1)
     return sizes
 
 
@@ -269,15 +269,15 @@ def _read_tracker(source: _Source, tracker: Tracker, told_size: _Size, wanted: W
     details: dict[int, Detail] = {}
     if not tracker.is_torch:
         details = _read_details(source, path, size)
-    told = [detail.group for detail in details.values() if detail.group.ranks]
-    members = tuple(max(told, key=lambda group: len(group.ranks)).ranks) if told else ()
-    desc = next((group.desc for group in told if group.desc), "")
+    known_groups = [detail.group for detail in details.values() if detail.group.ranks]
+    members = tuple(max(known_groups, key=lambda group: len(group.ranks)).ranks) if known_groups else ()
+    desc = next((group.desc for group in known_groups if group.desc), "")
     is_world = tracker.group == _WORLD and (not members or members == tuple(range(len(members))))
     size = max([size, len(members), *(detail.world_size for detail in details.values() if is_world)])
     if is_world:
         size = min(max(size, wanted.world_size), _MAX_SIZE)
         members, desc = tuple(range(size)), desc or (_DEFAULT if _DEFAULT in tracker.path else "")
-    is_size_known = told_size.is_known or bool(told) or (is_world and wanted.world_size > 0)
+    is_size_known = told_size.is_known or bool(known_groups) or (is_world and wanted.world_size > 0)
     group = Group(tracker.group, desc, size, members if len(members) == size else (), path)
     values = source.fetch(make(path, rank) for rank in range(size) for make in (start_key, end_key))
     backend = tracker.key.lower() if tracker.is_torch else ""

@@ -166,11 +166,11 @@ def _first_transfers(trace: Trace, unfinished: Array) -> dict[int, Unfinished]:
 def list_mismatches(trace: Trace, groups: Collection[int], cap: int) -> tuple[list[Mismatch], dict[int, int]]:
     """The first `cap` mismatches of each group, and per group how many more there are."""
     matches, calls = trace.table("matches"), trace.table("collectives")
-    found = np.flatnonzero(matches.array("n_signatures") > 1)
-    found = found[np.lexsort((matches.array("seq")[found], matches.array("group_id")[found]))]
+    mismatched = np.flatnonzero(matches.array("n_signatures") > 1)
+    mismatched = mismatched[np.lexsort((matches.array("seq")[mismatched], matches.array("group_id")[mismatched]))]
     chosen: dict[int, list[int]] = {}
     n_left: dict[int, int] = {}
-    for match, group in zip(found.tolist(), matches.array("group_id")[found].tolist(), strict=True):
+    for match, group in zip(mismatched.tolist(), matches.array("group_id")[mismatched].tolist(), strict=True):
         if group in groups:
             if len(chosen.setdefault(group, [])) < cap:
                 chosen[group].append(match)

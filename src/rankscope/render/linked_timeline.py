@@ -97,11 +97,11 @@ def write_linked_timeline(trace: Trace, path: str) -> int:
 
 def _set_aside(trace: Trace) -> None:
     """Transfers of gloo begin within a span and end after it: such ones get a track beside."""
-    found = trace.sql(_IN_ORDER).columns()
-    lanes = np.minimum(lanes_of(found["place"], found["start_ns"], found["end_ns"]), MAX_LANES - 1)
+    spans = trace.sql(_IN_ORDER).columns()
+    lanes = np.minimum(lanes_of(spans["place"], spans["start_ns"], spans["end_ns"]), MAX_LANES - 1)
     for lane in np.unique(lanes[lanes > 0]).tolist():
         update = f"UPDATE linked_spans SET track = track + {lane * _LANES} WHERE rowid IN (SELECT unnest($rows))"
-        trace.sql(update, rows=found["number"][lanes == lane].tolist())
+        trace.sql(update, rows=spans["number"][lanes == lane].tolist())
 
 
 def _thread_numbers(trace: Trace) -> dict[tuple[int, int], int]:

@@ -107,7 +107,7 @@ def group_families(trace: Trace) -> tuple[tuple[Family, ...], Array]:
     groups = trace.table("groups")
     names, descs = groups.text("name").tolist(), groups.text("description").tolist()
     sizes = groups.array("size").tolist()
-    found: list[tuple[str, list[int]]] = []
+    labeled_groups: list[tuple[str, list[int]]] = []
     by_desc: dict[str, dict[Part, list[int]]] = {}
     members, parts = _members_and_parts(trace)
     for group, desc in enumerate(descs):
@@ -117,16 +117,16 @@ def group_families(trace: Trace) -> tuple[tuple[Family, ...], Array]:
         for alike in by_part.values():
             ranks = [rank for group in alike for rank in members[group]]
             if desc and len(ranks) == len(set(ranks)):
-                found.append((desc, alike))
+                labeled_groups.append((desc, alike))
             else:
-                found += [(f"{desc} {names[group]}".strip(), [group]) for group in alike]
+                labeled_groups += [(f"{desc} {names[group]}".strip(), [group]) for group in alike]
     family_of_group = np.zeros(len(names), np.int64)
-    for number, (_, alike) in enumerate(found):
+    for number, (_, alike) in enumerate(labeled_groups):
         family_of_group[alike] = number
-    labels = _told_apart([label for label, _ in found])
+    labels = _told_apart([label for label, _ in labeled_groups])
     families = (
         Family(label, tuple(names[group] for group in alike), tuple(sizes[group] for group in alike))
-        for label, (_, alike) in zip(labels, found, strict=True)
+        for label, (_, alike) in zip(labels, labeled_groups, strict=True)
     )
     return tuple(families), family_of_group
 
@@ -348,9 +348,9 @@ def _equal_ranks(rank: Array, place: Array, codes: Array) -> list[tuple[tuple[in
     order = np.lexsort((place, rank))
     rank, place, codes = rank[order], place[order], codes[order]
     starts = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))
-    found: dict[bytes, tuple[list[int], tuple[Array, Array]]] = {}
+    ranks_by_content: dict[bytes, tuple[list[int], tuple[Array, Array]]] = {}
     for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(rank)], strict=True):
         content = place[start:end], codes[start:end]
         key = content[0].tobytes() + b"|" + content[1].tobytes()
-        found.setdefault(key, ([], content))[0].append(int(rank[start]))
-    return [(tuple(ranks), content) for ranks, content in found.values()]
+        ranks_by_content.setdefault(key, ([], content))[0].append(int(rank[start]))
+    return [(tuple(ranks), content) for ranks, content in ranks_by_content.values()]

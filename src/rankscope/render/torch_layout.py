@@ -67,7 +67,7 @@ class _Builder:
         """As the dumps describe them, rank by rank; then those known only from their calls."""
         config = self._trace.table("group_config")
         described = sorted(config.rows(), key=lambda row: int(row["rank"]))
-        found = {
+        descs = {
             (row["name"], tuple(msgspec.json.decode(row["members"]))): row["description"]
             for row in reversed(described)
             if row["name"]
@@ -79,12 +79,12 @@ class _Builder:
         ):
             key = (name, self._members[number])
             ordered.setdefault(key)
-            found.setdefault(key, desc)
+            descs.setdefault(key, desc)
         groups, memberships = [], []
         for name, members in ordered:
-            if (name, members) in found:
+            if (name, members) in descs:
                 guid = name + str(hash(frozenset(members)))  # as torch makes it: the hash of integers is the same
-                groups.append(Group(guid, found[name, members], len(members)))
+                groups.append(Group(guid, descs[name, members], len(members)))
                 memberships += [Membership(guid, rank) for rank in members]
         return groups, memberships
 
@@ -131,13 +131,13 @@ class _Builder:
         """The frames of every stack that a call has, innermost first."""
         stacks, frames = self._trace.table("stacks"), self._trace.table("frames")
         made = [{"name": row["function"], "filename": row["file"], "line": row["line"]} for row in frames.rows()]
-        found: dict[int, list[dict[str, Any]]] = {
+        frames_by_stack: dict[int, list[dict[str, Any]]] = {
             stack: [] for stack in sorted(set(self._calls["stack_id"])) if stack != MISSING
         }
         for stack, frame in zip(stacks.array("stack_id").tolist(), stacks.array("frame_id").tolist(), strict=True):
-            if stack in found:
-                found[stack].append(made[frame])
-        return found
+            if stack in frames_by_stack:
+                frames_by_stack[stack].append(made[frame])
+        return frames_by_stack
 
     # Collectives
 
@@ -199,11 +199,11 @@ class _Builder:
         """Per group, how far each rank came, where known."""
         table = self._trace.table("group_progress")
         names = ("group_id", "rank", "last_seq", "known")
-        found: dict[int, dict[int, int]] = {}
+        last_by_group: dict[int, dict[int, int]] = {}
         for group, rank, last, known in zip(*(table.array(name).tolist() for name in names), strict=True):
             if known:
-                found.setdefault(group, {})[rank] = last
-        return found
+                last_by_group.setdefault(group, {})[rank] = last
+        return last_by_group
 
     def _missing(self, match: int, rows: Sequence[int]) -> set[int]:
         calls, first = self._calls, rows[0]
@@ -217,8 +217,8 @@ class _Builder:
     def _odd(self, match: int, speaker: int, rows: Sequence[int]) -> dict[int, MatchInfo]:
         """The calls that do not fit the speaker's, and how."""
         differ = call_mismatch if self._matches["n_signatures"][match] > 1 else state_mismatch
-        found = {row: differ(self._call(speaker), self._call(row)) for row in rows if row != speaker}
-        return {row: how for row, how in found.items() if how is not None}
+        differences = {row: differ(self._call(speaker), self._call(row)) for row in rows if row != speaker}
+        return {row: how for row, how in differences.items() if how is not None}
 
     def _call(self, row: int) -> dict[str, Any]:
         return {name: self._calls[name][row] for name in (*_VARIANT, "name", "state", "status")}

@@ -12,7 +12,7 @@ from rankscope.simulate.sites import EXAMPLE, Statement, line_of
 
 COMPILE_FAULT_HELP = {
     "recompiles": "a Python number that changes makes torch.compile recompile until it hits the limit",
-    "graph-break": "a print in the model causes a graph break",
+    "graph-break": "a print of a tensor's value (Tensor.item()) in the model causes a graph break",
     "odd-graph": "one rank gets batches of a different size and compiles a different graph",
 }
 HEALTHY_COMPILE = "healthy-compile"
@@ -64,7 +64,7 @@ def _truth(fault: str, n_ranks: int, odd: int) -> CompileTruth:
         note = f"All ranks compiled the model {_LIMIT} times, once for each temperature, and gave up."
         return CompileTruth("C401", all_ranks, note)
     if fault == "graph-break":
-        return CompileTruth("C404", all_ranks, "The print in the model breaks its graph on all ranks.")
+        return CompileTruth("C404", all_ranks, "A Tensor.item() in the model breaks its graph on all ranks.")
     return CompileTruth("C411", (odd,), f"Rank {odd} alone got a batch of {_OTHER_BATCH} and compiled for it as well.")
 
 

@@ -206,9 +206,8 @@ Graph break in user code at {file}:{line}
 Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call, e.g. f(x, y):
 
 {reason}
-  Explanation: Dynamo cannot follow {reason}.
-  Hint: Take {reason} out of the compiled function.
-  Hint: Or compile its parts one by one.
+  Explanation: Dynamo does not support tracing `Tensor.item()` with config.capture_scalar_outputs=False.
+  Hint: Set `torch._dynamo.config.capture_scalar_outputs = True` to include this operation in the captured graph.
 
   Developer debug context: call_method
 

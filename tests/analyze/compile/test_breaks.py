@@ -28,7 +28,7 @@ def test_a_break_is_told_once_with_its_line_reason_and_hint() -> None:
     assert finding.severity == "warning"
     assert finding.location == Location(FILE, 12, "step")
     assert finding.evidence.certain[:2] == ("hit twice while compiling; it splits step", "cannot trace print")
-    assert finding.help == "Remove the print."
+    assert finding.help == "move this line out of the compiled function, or follow torch's hint: Remove the print"
     assert any("gb0059.html" in note for note in finding.evidence.notes)
 
 

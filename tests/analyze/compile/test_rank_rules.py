@@ -296,7 +296,7 @@ def test_code_that_does_not_wait_for_its_collectives_is_told_once_for_all_ranks(
 
     finding = only(diagnosed(tmp_path, unwaited, unwaited), "C418")
     assert finding.ranks == (0, 1)
-    assert "does not wait for 1 collective of the 2 it starts" in finding.title
+    assert "does not wait for 1 of the 2 collectives it starts" in finding.title
 
 
 def test_graphs_that_run_in_another_order_are_found(tmp_path: Path) -> None:

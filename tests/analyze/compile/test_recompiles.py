@@ -217,7 +217,7 @@ def test_a_dimension_made_constant_is_told_with_its_line() -> None:
     trace = trace_of(*sizes(48, 49), known, pinned())
     [finding] = findings(trace, "C403")
     assert finding.severity == "warning"
-    assert finding.title.startswith("dimension 0 of x should be dynamic but this line fixes it to 48")
+    assert finding.title.startswith("dimension 0 of x should be dynamic, but this line fixes it to 48")
     assert finding.location == Location(FILE, 13, "step")
     assert finding.evidence.cost_ns == 2 * SECOND
     assert findings(trace, "C402") == []  # told as what follows from it

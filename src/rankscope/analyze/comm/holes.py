@@ -105,7 +105,7 @@ def comm_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
             certain=(f"unmatched: {shown}",),
             facts={"n_unmatched": len(lost), "n_calls": n_expected, "n_without_group": int(is_nameless.sum())},
         ),
-        help="record with torch 2.13 or newer, which numbers each call, and the same steps on all ranks",
+        help="use torch 2.13 or newer, which numbers each call, and record the same steps on all ranks",
     )
 
 
@@ -157,7 +157,7 @@ def profile_missing(trace: Trace) -> Iterator[Finding | Effect]:
         title=f"no profile from {ranks_phrase(missing)} (the job has {n_ranks} ranks)",
         ranks=missing,
         evidence=Evidence(
-            notes=(f"the rank others wait for may be {'this one' if len(missing) == 1 else 'one of these'}",),
+            notes=(f"{'this' if len(missing) == 1 else 'one of these'} may be the rank that the others wait for",),
             facts={"n_missing": len(missing), "n_traced": len(traced)},
         ),
         help="collect the traces of all nodes; profile all ranks to see which ranks wait for which",

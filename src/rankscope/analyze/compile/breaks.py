@@ -247,5 +247,8 @@ def _help(row: Row) -> str:
     if _severity(row) == "info":
         return "nothing to change here: this break is part of how torch's own code works"
     hints = [hint for hint in row["hints"].splitlines() if not _REPORT.match(hint)][:_MAX_HINTS]
-    advice = " ".join(shortened(hint, 300) for hint in hints)
-    return advice or "move the line out of the compiled function, or compile the parts before and after it separately"
+    if not hints:
+        return "move this line out of the compiled function, or compile the parts before and after it separately"
+    advice = " ".join(shortened(hint, 300) for hint in hints).removesuffix(".")
+    noun = "hint" if len(hints) == 1 else "hints"
+    return f"move this line out of the compiled function, or follow torch's {noun}: {advice}"

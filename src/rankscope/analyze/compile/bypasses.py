@@ -28,7 +28,7 @@ _BYPASSES = (
     (
         re.compile("pickle", re.I),
         "part of the key cannot be pickled",
-        "take the named object out of the graph",
+        "remove the named object from the graph",
     ),
     (re.compile("freezing"), "freezing is on", "turn off torch._inductor.config.freezing if you do not need it"),
     (
@@ -55,7 +55,7 @@ def cache_bypass(trace: Trace) -> Iterator[Finding | Effect]:
     function, a higher-order operator, a callable without a stable name, an object that cannot be pickled; or the cache
     is turned off.
 
-    What to do: take the named part out of the graph or make it cacheable; the fix says how, where that is known.
+    What to do: remove the named part from the graph, or make it cacheable; the fix says how if that is known.
 
     What could fool it: the cost is the whole compilation; another cache may still save part of it.
     """
@@ -87,7 +87,7 @@ def _describe_bypass(
         evidence=Evidence(
             certain=(
                 *((f"torch's reason: {shortened(reason, 300)}",) if reason else ()),
-                *((f"compiling it took {cost_on(cost, len(costs))}, in every process again",) if cost else ()),
+                *((f"compiling it took {cost_on(cost, len(costs))}; every process pays it again",) if cost else ()),
             ),
             notes=notes,
             cost_ns=cost or None,
@@ -107,4 +107,4 @@ def _bypass_words(reason: str) -> tuple[str, str]:
             f"the graph calls {target['target']}, which the cache does not support",
             f"compile the part with {target['target']} separately, so that the rest can be cached",
         )
-    return first_line(reason) or "no reason was logged", "take what the reason names out of the graph"
+    return first_line(reason) or "no reason was logged", "remove what torch's reason names from the graph"

@@ -23,7 +23,7 @@ _UNLOGGED = (
     "without TORCH_LOGS=+aot, the AOTAutograd cache logs nothing about its keys: the reason for its misses is unknown"
 )
 _KEEP = (
-    "keep the folder TORCHINDUCTOR_CACHE_DIR between runs and share it between the ranks of a host, or set "
+    "keep the TORCHINDUCTOR_CACHE_DIR folder between runs and share it between the ranks of a host, or set "
     "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE=1; torch.compiler.save_cache_artifacts moves a cache to other machines"
 )
 

@@ -80,8 +80,8 @@ def phrase(cause: Cause, site: Site) -> str:
 
 
 def counted(cause: Cause, site: Site) -> str:
-    """`7 times because the size of x (dimension 0) changed: 2, 3, 4`."""
-    return f"{times(len(cause.versions))} because {phrase(cause, site)}"
+    """`recompiled 7 times because the size of x (dimension 0) changed: 2, 3, 4`."""
+    return f"recompiled {times(len(cause.versions))} because {phrase(cause, site)}"
 
 
 def cell(version: Version) -> str:
@@ -147,8 +147,8 @@ def _remedy_for_value(subject: str, values: list[str]) -> str:
                 "is an integer attribute of a module"
             )
         return (
-            f"pass {subject} as a tensor, or leave it dynamic: torch._dynamo.config.specialize_int and "
-            "specialize_float must be False and no branch may depend on its value"
+            f"pass {subject} as a tensor, or keep it dynamic: set torch._dynamo.config.specialize_int and "
+            "specialize_float to False, and make no branch depend on its value"
         )
     if "." in subject:
         return f"set {subject} once before the first call, or compile one function for each of its values"

@@ -248,7 +248,7 @@ def cudagraphs_skipped(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
                 notes=run_note(run, sites.run_of.values()),
                 facts={"reason": reason, "function": site.function, "ranks": listed(map(str, sorted(ranks)))},
             ),
-            help="remove what the reason names, or compile this function without CUDA graphs (mode='default')",
+            help="fix what torch's reason names, or compile this function without CUDA graphs (mode='default')",
         )
 
 

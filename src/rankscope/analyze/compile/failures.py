@@ -65,7 +65,7 @@ def _describe_failure(failure: Failure, notes: tuple[str, ...]) -> Finding:
         ranks=ranks_of(failure.costs),
         location=failure.location or failure.site.location,
         evidence=Evidence(
-            certain=(*lines, f"{consequence} (happened {times(failure.n)})"),
+            certain=(*lines, f"{consequence}, {times(failure.n)}"),
             notes=(
                 *((f"the line: {shortened(failure.code)}",) if failure.code else ()),
                 *((f"the compiled function: {failure.site.place}",) if failure.location else ()),
@@ -117,7 +117,7 @@ def compile_restarts(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
                 cost_ns=cost or None,
                 facts={"reason": restart.reason, "n": restart.n, "function": restart.site.function},
             ),
-            help="fix what the reason names, or leave it if it is cheap",
+            help="fix what torch's reason names, or ignore it if the restart is cheap",
         )
 
 

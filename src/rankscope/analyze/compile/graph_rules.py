@@ -186,7 +186,7 @@ def _certain(first: _Split, units: dict[int, Unit], unit: Unit) -> tuple[str, ..
         for ranks in first.sides.ranks
         if ranks[0] in units
     ]
-    absent = [f"{ranks_phrase(ranks)} never got there" for ranks in first.sides.ranks if ranks[0] not in units]
+    absent = [f"{ranks_phrase(ranks)} did not compile it" for ranks in first.sides.ranks if ranks[0] not in units]
     return (f"[{unit.compile_id}] {', '.join([*outcomes, *absent])}",)
 
 

@@ -31,7 +31,7 @@ def schedules_differ(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """Ranks compiled the same function into code that calls different collectives.
 
     What it means: the compiled code of one rank calls different collectives than that of its peers, or calls them in a
-    different order. When it runs, ranks wait for each other forever, or exchange data that does not belong together.
+    different order. When it runs, the ranks deadlock, or exchange data that does not belong together.
 
     Why it happens: a branch depends on the rank or on data that differs by rank; a rank saw different shapes and was
     compiled for them; versions or settings of torch differ between hosts; a compiler pass moved or merged collectives
@@ -104,12 +104,12 @@ def _schedule_finding(trace: Trace, run: Run, differing: Sequence[tuple[Place, S
                 f"{_counts(usual)} on {ranks_phrase(sides.usual)}",
                 *((NO_MAJORITY,) if sides.is_tie else ()),
             ),
-            likely=("when this code runs, ranks wait for each other forever or mix up data",),
+            likely=("when this code runs, the ranks deadlock or mix up data",),
             notes=(*((more,) if n_more else ()), *sides.notes, *_run_note(trace, run)),
             comparison=_compare(sides, (usual, odd), at, "position"),
             facts={"run": run.number, "compile_id": unit.compile_id, "position": at, "n_differing": n_more + 1},
         ),
-        help="make the function independent of the rank, and of data that differs by rank",
+        help="make the function independent of the rank and of rank-specific data",
     )
 
 
@@ -177,20 +177,21 @@ def _unwaited_finding(trace: Trace, run: int, site: Site, parities: Sequence[Par
     worst = max(parities, key=lambda parity: parity.missing_waits)
     ranks = ranks_of(parity.rank for parity in parities)
     ids = listed(f"[{parity.compile_id}]" for parity in parities)
-    n_missing = count_noun(worst.missing_waits, "collective")
+    collectives = count_noun(worst.n_called, "collective")
     return Finding(
         severity="warning",
         certainty="likely",
-        title=f"the code compiled from {site.name} does not wait for {n_missing} of the {worst.n_called} it starts",
+        title=f"the code compiled from {site.name} does not wait for {worst.missing_waits} of the {collectives} "
+        "it starts",
         ranks=ranks,
         location=site.location,
         evidence=Evidence(
             certain=(
-                f"[{worst.compile_id}] of rank {worst.rank} has {count_noun(worst.n_called, 'collective')} and "
+                f"[{worst.compile_id}] of rank {worst.rank} has {collectives} and "
                 f"{count_noun(worst.n_waits, 'wait')}; its scheduler listed {worst.n_scheduled}",
             ),
             notes=(
-                *((f"the same in {ids}",) if len(parities) > 1 else ()),
+                *((f"all compilations like this: {ids}",) if len(parities) > 1 else ()),
                 *run_note(run, trace.table("compile_logs").array("run").tolist()),
             ),
             facts={"run": run, "compile_id": worst.compile_id, "n_missing": worst.missing_waits},

@@ -110,7 +110,7 @@ def _help_at_limit(chain: Chain, causes: list[Cause]) -> str:
     if not causes:
         return _help(chain, causes)
     limit = f"set torch._dynamo.config.recompile_limit above {limit_value(chain.limit) or 8}"
-    return f"{remedy(causes[0], chain.site)}; only if the number of versions is small and known, {limit}"
+    return f"{remedy(causes[0], chain.site)}; {limit} only if you know that few versions are enough"
 
 
 def _finding(
@@ -121,7 +121,7 @@ def _finding(
     notes = (*(f"torch's hint: {shortened(hint, 400)}" for hint in hints), *notes)
     if len(set(counts.values())) > 1:
         shown = listed((f"rank {rank} {times(count)}" for rank, count in counts.items()), 8)
-        notes = (*notes, f"it differs by rank: {shown}")
+        notes = (*notes, f"the count differs by rank: {shown}")
     return Finding(
         severity=severity,
         certainty="certain",
@@ -197,11 +197,11 @@ def dimension_specialised(trace: Trace) -> Iterator[Finding | Effect]:
 
 
 def _describe_pinned(pinned: Pinned, notes: tuple[str, ...]) -> Finding:
-    again = f", and {pinned.site.name} recompiled for other values" if pinned.n_recompiles else ""
+    again = f"; {pinned.site.name} was recompiled for other values" if pinned.n_recompiles else ""
     return Finding(
         severity="warning" if pinned.n_recompiles else "info",
         certainty="certain",
-        title=f"{pinned.subject} should be dynamic but this line fixes it to {listed(pinned.values)}{again}",
+        title=f"{pinned.subject} should be dynamic, but this line fixes it to {listed(pinned.values)}{again}",
         ranks=pinned.ranks,
         location=pinned.location or pinned.site.location,
         evidence=Evidence(

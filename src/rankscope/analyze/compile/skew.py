@@ -107,7 +107,7 @@ def _finding(trace: Trace, run: int, excess: Mapping[int, _Excess], spent: BySit
         location=site.location,
         evidence=Evidence(
             certain=tuple(_reasons(trace, run, slowest, site, spent[site])),
-            likely=(f"its peers wait {format_duration(most.ns)} for it, at the latest in the next collective",),
+            likely=(f"its peers wait {format_duration(most.ns)} for it, in the next collective at the latest",),
             notes=(
                 *((also,) if others else ()),
                 *run_note(run, trace.table("compile_logs").array("run").tolist()),

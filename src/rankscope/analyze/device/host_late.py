@@ -61,7 +61,7 @@ def device_idle_host(trace: Trace) -> Iterator[Finding | Effect]:
         evidence=Evidence(
             certain=(
                 f"in total, the device of rank {worst.rank} is idle {100 - _busy_pct(trace, worst.rank):.0f}% of the "
-                "time: the finding leaves out launching, waiting, data loading, and the time around the first and "
+                "time: this finding does not count launching, waiting, data loading, or the time around the first and "
                 "last kernel",
             ),
             likely=_what_the_host_did(host),

@@ -151,7 +151,7 @@ def low_occupancy(trace: Trace) -> Iterator[Finding | Effect]:
         ranks=losses.culprits,
         evidence=Evidence(
             certain=tuple(
-                f"{name[:_MAX_NAME]}: {count_noun(n, 'call')}, {100 * spent / total:.0f}% of it"
+                f"{name[:_MAX_NAME]}: {count_noun(n, 'call')}, {100 * spent / total:.0f}% of the loss"
                 for name, spent, n in kernels
             ),
             cost_pct=losses.cost_pct,

@@ -117,10 +117,11 @@ def memory_growing(trace: Trace) -> Iterator[Finding | Effect]:
 def _finding(trace: Trace, growing: list[dict[str, Any]]) -> Finding:
     worst = max(growing, key=lambda row: row["growth_bytes"])
     n_left = _steps_left(trace, worst)
+    peak_at = f"in {worst['peak_op']}" if worst["peak_op"] else "outside any operator"
     ranks = tuple(sorted({row["rank"] for row in growing}))
     where = "host" if worst["device_type"] == "cpu" else "device"
     severity: Severity = "warning" if n_left is not None and n_left <= _SOON_STEPS else "info"
-    end = f", and it is full in {n_left:,} steps" if n_left is not None else ""
+    end = f"; the memory is full in {n_left:,} steps" if n_left is not None else ""
     return Finding(
         severity=severity,
         certainty="likely",
@@ -132,7 +133,7 @@ def _finding(trace: Trace, growing: list[dict[str, Any]]) -> Finding:
                 f"rank {worst['rank']}: {format_size(worst['first_bytes'])} in use at the end of the first step "
                 f"compared, {format_size(worst['last_bytes'])} at the end of the last, "
                 f"more in each of {worst['n_steps']} steps",
-                f"peak {format_size(worst['peak_bytes'])} in {worst['peak_op'] or 'no operator'}",
+                f"peak: {format_size(worst['peak_bytes'])}, {peak_at}",
             ),
             facts={
                 "growth_bytes": worst["growth_bytes"],

@@ -146,7 +146,7 @@ def host_syncs(trace: Trace) -> Iterator[Finding | Effect]:
     yield _finding(
         losses,
         title=f"{losses.who} {verb(losses, 'waits', 'wait')} for the device in {first.what}, "
-        f"which is then idle {losses.cost}",
+        f"and the device is then idle {losses.cost}",
         evidence=Evidence(
             certain=tuple(
                 f"{site.what}: {count_noun(site.n, 'wait')}; the device was idle after {site.n_idle:,} of them, "

@@ -113,7 +113,7 @@ def _finding(growing: list[_Growth], where: str) -> Finding:
     if left is not None and where == "host":
         left /= len(growing)  # at worst all of them share one host
     severity: Severity = "warning" if left is not None and left < _SOON_S else "info"
-    end = f"; it is full in {'at least ' * (len(ranks) > 1)}{_time(left)}" if left is not None else ""
+    end = f"; the memory is full in {'at least ' * (len(ranks) > 1)}{_time(left)}" if left is not None else ""
     verb = "uses" if len(ranks) == 1 else "use up to"
     return Finding(
         severity=severity,

@@ -66,9 +66,9 @@ def compile_anchor(contents: Contents, finding: Finding) -> str:
     """Where the view, once it is made, shows what the finding is about: a compilation, or the view as a whole."""
     anchors: dict[Place, str] = contents.trace.derived.get(compile_anchor, {})
     for site in filter(None, (finding.location, finding.peer_location)):
-        found = anchors.get((site.file, site.line)) or anchors.get((site.file, site.function))
-        if found:
-            return found
+        anchor = anchors.get((site.file, site.line)) or anchors.get((site.file, site.function))
+        if anchor:
+            return anchor
     return ANCHOR
 
 

@@ -80,7 +80,7 @@ def file_versions(job: Job, classes: Classes, records: Table, chosen: Array) -> 
     pairs = slots * (int(contents.max(initial=0)) + 1) + contents
     _, first, version_of, counts = np.unique(pairs, return_index=True, return_inverse=True, return_counts=True)
     ranks = split_ranks(version_of, job.rank_of_log[job.log_of(keys)], len(first))
-    found = []
+    versions = []
     in_order = sorted(_by_slot(slots[first], counts), key=lambda same: int(records.array("record")[first[same[0]]]))
     shown = [[*same[:2].tolist(), *same[2:][-1:].tolist()] for same in in_order]
     rows = records.take(first[[number for same in shown for number in same]]).rows()
@@ -90,8 +90,8 @@ def file_versions(job: Job, classes: Classes, records: Table, chosen: Array) -> 
             owners = ranks[number] if len(same) > 1 else ()
             n_left_out = len(same) - len(numbers) if number == same[0] else 0
             log = int(job.log_of(classes.shown[own_class]))
-            found.append(Version(next(rows), log, int(priority[own_class]), owners, n_left_out))
-    return found
+            versions.append(Version(next(rows), log, int(priority[own_class]), owners, n_left_out))
+    return versions
 
 
 def _slots(records: Table, keys: Array, of_class: Array) -> Array:
@@ -171,12 +171,12 @@ def _label(row: Row) -> str:
 
 def outputs_of(versions: Sequence[Version], places: Sequence[str]) -> list[Output]:
     """As the table of compilations wants them; the path is the place in the page."""
-    found = []
+    outputs = []
     for version, place in zip(versions, places, strict=True):
         how, stem = version.form
         row = {**version.row, "file_id": version.log, "ranks": version.ranks, "n_left_out": version.n_left_out}
-        found.append(Output(place, stem, 0, "", "", _label(version.row), how, row))
-    return found
+        outputs.append(Output(place, stem, 0, "", "", _label(version.row), how, row))
+    return outputs
 
 
 def file_item(output: Output) -> Html:

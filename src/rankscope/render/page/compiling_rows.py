@@ -128,11 +128,13 @@ class JobView(RankView):
     def compilations(self) -> list[Compilation]:
         """By compile id; of one id, what most ranks compiled comes first."""
         whose = dict(zip(self.classes.shown.tolist(), self.classes.ranks, strict=True))
-        found = [each._replace(ranks=whose[self._key(each)]) for each in compilations_of(self)]
-        found.sort(key=lambda each: (not each.key[1], id_order(each.key[1]), -len(each.ranks), each.ranks, each.key[0]))
+        compilations = [each._replace(ranks=whose[self._key(each)]) for each in compilations_of(self)]
+        compilations.sort(
+            key=lambda each: (not each.key[1], id_order(each.key[1]), -len(each.ranks), each.ranks, each.key[0])
+        )
         seen: dict[str, int] = {}
         anchored = []
-        for each in found:
+        for each in compilations:
             seen[each.key[1]] = number = seen.get(each.key[1], 0) + 1
             name = each.key[1].replace("!", "a").replace("/", "-") or "none"
             anchor = f"compile-{name}" + (f"-v{number}" if number > 1 else "")

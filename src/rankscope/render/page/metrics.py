@@ -44,15 +44,15 @@ def metrics_view(contents: Contents) -> View:
     if len(names) > len(shown):
         contents.remarks.append(f"The first {len(shown)} of {len(names):,} metrics are shown.")
     n_points = _n_points(contents, len(shown))
-    found = [series_of(contents.trace, name, n_points) for name in shown]
-    thinned = [series.name for series in found if series.n_joined > 1]
+    all_series = [series_of(contents.trace, name, n_points) for name in shown]
+    thinned = [series.name for series in all_series if series.n_joined > 1]
     if thinned:
         contents.remarks.append(
             f"{count_noun(len(thinned), 'metric')} with more than {n_points} steps: each point covers several steps "
             "and shows their lowest and highest value."
         )
-    charts = joined(_chart(contents, series, number) for number, series in enumerate(found))
-    body = markup('{}<div class="multiples">{}</div>{}', _intro(found), charts, _worst(contents, found))
+    charts = joined(_chart(contents, series, number) for number, series in enumerate(all_series))
+    body = markup('{}<div class="multiples">{}</div>{}', _intro(all_series), charts, _worst(contents, all_series))
     return View(ANCHOR, TITLE, body, badge=f"{len(names):,}")
 
 
@@ -63,17 +63,17 @@ def _n_points(contents: Contents, n_charts: int) -> int:
     return max(_FEWEST_POINTS, min(_MOST_POINTS, contents.room(_SHARE) // (n_bytes * n_charts)))
 
 
-def _intro(found: Sequence[Series]) -> Html:
-    n_ranks = max(len(series.ranks) for series in found)
-    said = f"{count_noun(len(found), 'metric')} from {count_noun(n_ranks, 'rank')}."
+def _intro(all_series: Sequence[Series]) -> Html:
+    n_ranks = max(len(series.ranks) for series in all_series)
+    said = f"{count_noun(len(all_series), 'metric')} from {count_noun(n_ranks, 'rank')}."
     if n_ranks > FEW_RANKS:
         said += (
             " The line is the median rank; the bands are the middle 80% and the full range. Outlier ranks have their"
             " own lines."
         )
-    if n_ranks > FEW_RANKS and any(series.n_joined > 1 for series in found):
+    if n_ranks > FEW_RANKS and any(series.n_joined > 1 for series in all_series):
         said += " Where a point covers several steps, lines show the mean and the outer band the extremes."
-    broken = [_not_numbers(series) for series in found if series.broken]
+    broken = [_not_numbers(series) for series in all_series if series.broken]
     alarm = joined(markup('<p class="holes">{}</p>', each) for each in broken)
     return markup("<p>{}</p>{}", said, alarm)
 
@@ -186,9 +186,9 @@ def _quantiles(values: Array, shares: Sequence[float]) -> Array:
     """Over the rows, of what is there; NaN in a column without any."""
     empty = np.isnan(values).all(axis=0)
     filled = np.where(empty, 0.0, values)
-    found: Array = np.nanquantile(filled, shares, axis=0)
-    found[:, empty] = np.nan
-    return found
+    quantiles: Array = np.nanquantile(filled, shares, axis=0)
+    quantiles[:, empty] = np.nan
+    return quantiles
 
 
 def _titles(series: Series, drawn: _Drawn, unit: Unit) -> list[str]:
@@ -196,15 +196,17 @@ def _titles(series: Series, drawn: _Drawn, unit: Unit) -> list[str]:
     last = [*(series.steps[1:] - 1).tolist(), series.last_step]
     noun = "step" if series.has_steps else "value"
     for place, (first, end) in enumerate(zip(series.steps.tolist(), last, strict=True)):
-        told = [f"{noun} {first:,}" if series.n_joined == 1 else f"{noun}s {first:,} to {end:,}"]
+        lines = [f"{noun} {first:,}" if series.n_joined == 1 else f"{noun}s {first:,} to {end:,}"]
         for line in drawn.lines:
             value = line.values[place]
             if np.isfinite(value):
                 low = line.lows[place] if line.lows is not None else value
-                told.append(f"{line.label}: " + (f"{unit.text(low)} to " if low < value else "") + unit.text(value))
+                lines.append(f"{line.label}: " + (f"{unit.text(low)} to " if low < value else "") + unit.text(value))
         if drawn.bands:
-            told.append(f"all ranks: {unit.text(drawn.bands[0].low[place])} to {unit.text(drawn.bands[0].high[place])}")
-        titles.append("\n".join(told))
+            lines.append(
+                f"all ranks: {unit.text(drawn.bands[0].low[place])} to {unit.text(drawn.bands[0].high[place])}"
+            )
+        titles.append("\n".join(lines))
     return titles
 
 
@@ -219,7 +221,7 @@ def _flags(contents: Contents, series: Series) -> list[Flag]:
 # The table
 
 
-def _worst(contents: Contents, found: Sequence[Series]) -> Html:
+def _worst(contents: Contents, all_series: Sequence[Series]) -> Html:
     """Per metric, the ranks and steps farthest from the median."""
     columns = (
         Column("Metric"),
@@ -230,7 +232,7 @@ def _worst(contents: Contents, found: Sequence[Series]) -> Html:
         Column("Times the usual deviation", True),
     )
     ranked = []
-    for series in found:
+    for series in all_series:
         unit = unit_of(series)
         factor = _TO_NS if unit.name in ("s", "ms", "us", "ns") else 1.0
         ranked += [
@@ -264,17 +266,17 @@ def _far(series: Series) -> list[tuple[float, int, int, float, float]]:
     usual = max(float(np.median(away[finite])) if finite.any() else 0.0, 0.02 * abs(middle), 1e-12)
     score = np.where(finite, away / usual, -1.0)
     places = np.argsort(-score, axis=None, kind="stable")[:WORST].tolist()
-    told = []
+    outliers = []
     if series.broken:
         rank = series.broken.ranks[0]
-        told.append((float("inf"), rank, series.broken.step, series.broken.value, middle))
+        outliers.append((float("inf"), rank, series.broken.step, series.broken.value, middle))
     for place in places:
         at = np.unravel_index(place, score.shape)
         if score[at] > 0:
-            told.append(
+            outliers.append(
                 (float(score[at]), int(series.ranks[at[0]]), int(series.steps[at[1]]), float(value[at]), middle)
             )
-    return told
+    return outliers
 
 
 # Findings about metrics

@@ -36,10 +36,10 @@ _OVERLAP = """
 
 
 def overlap_section(contents: Contents, marks: Marks) -> Html:
-    found = contents.trace.sql(_OVERLAP).rows()
-    if not found:
+    table_rows = contents.trace.sql(_OVERLAP).rows()
+    if not table_rows:
         return NOTHING
-    unit = time_unit(max(comm for *_, comm in found))
+    unit = time_unit(max(comm for *_, comm in table_rows))
     shown = [
         Bar(
             marks.label(rank),
@@ -50,7 +50,7 @@ def overlap_section(contents: Contents, marks: Marks) -> Html:
             f"{hidden / comm * 100:.0f}% hidden",
             rank,
         )
-        for rank, hidden, exposed, comm in found[:WORST]
+        for rank, hidden, exposed, comm in table_rows[:WORST]
     ]
     legend = [Key("computation", "hidden behind computation"), Key("communication", "exposed")]
     columns = [
@@ -66,7 +66,7 @@ def overlap_section(contents: Contents, marks: Marks) -> Html:
                 cell(number_text(hidden / comm * 100), hidden / comm),
             ]
         )
-        for rank, hidden, exposed, comm in found[:MAX_ROWS]
+        for rank, hidden, exposed, comm in table_rows[:MAX_ROWS]
     ]
     return section(
         "overlap",
@@ -75,7 +75,7 @@ def overlap_section(contents: Contents, marks: Marks) -> Html:
         "communication.",
         figure("chart-overlap", "Communication hidden and exposed, per rank", bars(shown, unit), legend),
         table_below(contents, "overlap-ranks", columns, rows, "Ranks"),
-        more_rows(len(found), "rank", "rankscope metrics PATH overlap"),
+        more_rows(len(table_rows), "rank", "rankscope metrics PATH overlap"),
     )
 
 
@@ -88,11 +88,11 @@ _IDLE = """
 
 
 def idle_section(contents: Contents, marks: Marks) -> Html:
-    found = contents.trace.sql(_IDLE).rows()
-    if not found:
+    table_rows = contents.trace.sql(_IDLE).rows()
+    if not table_rows:
         return NOTHING
     of_rank: dict[int, dict[str, int]] = defaultdict(dict)
-    for rank, cause, idle, *_ in found:
+    for rank, cause, idle, *_ in table_rows:
         of_rank[rank][cause] = idle
     order = sorted(of_rank, key=lambda rank: (-sum(of_rank[rank].values()), rank))
     unit = time_unit(sum(of_rank[order[0]].values()))
@@ -103,7 +103,7 @@ def idle_section(contents: Contents, marks: Marks) -> Html:
             for cause, (kind, said) in _CAUSES.items()
         ]
         shown.append(Bar(marks.label(rank), segments, unit.text(sum(of_rank[rank].values())), rank))
-    seen = {cause for _, cause, *_ in found}
+    seen = {cause for _, cause, *_ in table_rows}
     legend = [Key(kind, said) for cause, (kind, said) in _CAUSES.items() if cause in seen]
     columns = [
         Column("Rank", True),
@@ -122,7 +122,7 @@ def idle_section(contents: Contents, marks: Marks) -> Html:
                 cell(unit.number(longest), longest),
             ]
         )
-        for rank, cause, idle, n, longest in found[:MAX_ROWS]
+        for rank, cause, idle, n, longest in table_rows[:MAX_ROWS]
     ]
     return section(
         "idle",
@@ -130,7 +130,7 @@ def idle_section(contents: Contents, marks: Marks) -> Html:
         "Time when nothing ran on any stream of a device, by what the next kernel waited for.",
         figure("chart-idle", "Device idle time by cause, per rank", bars(shown, unit), legend),
         table_below(contents, "idle-causes", columns, rows, "Ranks and causes"),
-        more_rows(len(found), "row", "rankscope metrics PATH gaps"),
+        more_rows(len(table_rows), "row", "rankscope metrics PATH gaps"),
         _streams(contents),
     )
 
@@ -147,10 +147,10 @@ _STREAMS = f"""
 
 
 def _streams(contents: Contents) -> Html:
-    found = contents.trace.sql(_STREAMS).rows()
-    if not found:
+    table_rows = contents.trace.sql(_STREAMS).rows()
+    if not table_rows:
         return NOTHING
-    unit = time_unit(found[0][5])
+    unit = time_unit(table_rows[0][5])
     columns = [
         *(Column(name, True) for name in ("Rank", "Device", "Stream")),
         Column("Why"),
@@ -170,7 +170,7 @@ def _streams(contents: Contents) -> Html:
                 cell(number_text(share), share),
             ]
         )
-        for rank, device, stream, category, n, idle, longest, share in found
+        for rank, device, stream, category, n, idle, longest, share in table_rows
     ]
     return table_below(
         contents, "idle-streams", columns, rows, "Idle time per stream (one may be idle while others run),"
@@ -194,8 +194,8 @@ _TOP_KERNELS = f"""
 
 
 def kernel_section(contents: Contents, marks: Marks) -> Html:
-    found = contents.trace.sql(_TOP_KERNELS).rows()
-    if not found:
+    table_rows = contents.trace.sql(_TOP_KERNELS).rows()
+    if not table_rows:
         return NOTHING
     columns = [
         Column("Kernel"),
@@ -209,7 +209,7 @@ def kernel_section(contents: Contents, marks: Marks) -> Html:
         Column("Odd rank"),
     ]
     rows = []
-    for name, kind, n, total, share, n_ranks, middle, fastest, slowest, slowest_rank in found:
+    for name, kind, n, total, share, n_ranks, middle, fastest, slowest, slowest_rank in table_rows:
         is_odd = n_ranks >= 3 and slowest > _ODD * middle
         times = f": {slowest / max(middle, 1):.1f} times the median"
         odd = joined([marks.label(slowest_rank), times]) if is_odd else NOTHING
@@ -227,7 +227,9 @@ def kernel_section(contents: Contents, marks: Marks) -> Html:
             )
         )
     said = (
-        f"The {_KERNELS} with the most time." if len(found) == _KERNELS else f"All {count_noun(len(found), 'kernel')}."
+        f"The {_KERNELS} with the most time."
+        if len(table_rows) == _KERNELS
+        else f"All {count_noun(len(table_rows), 'kernel')}."
     )
     said += f" A rank is odd if its mean is more than {_ODD:g} times the median rank's."
     return section("kernels", "Kernels", said, table(contents.later, "kernels", columns, rows, WORST))

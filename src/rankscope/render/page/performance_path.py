@@ -185,8 +185,8 @@ def what_if_section(contents: Contents, marks: Marks) -> Html:
     if "what_if" not in contents.trace.tables:
         return NOTHING
     step = next((ns for (ns,) in contents.trace.sql(_REPLAYED).rows()), 0)
-    found = [each for each in contents.trace.sql(_WHAT_IF).rows() if step and each[1] >= _WORTH * step]
-    if not found:
+    savings = [each for each in contents.trace.sql(_WHAT_IF).rows() if step and each[1] >= _WORTH * step]
+    if not savings:
         return NOTHING
     unit = time_unit(step)
     shown = [
@@ -195,7 +195,7 @@ def what_if_section(contents: Contents, marks: Marks) -> Html:
             [Segment("plain", saved, f"{what}: saves {unit.text(saved)}, {unit.text(left)} per step")],
             unit.text(saved),
         )
-        for what, saved, left, _ in found[:10]
+        for what, saved, left, _ in savings[:10]
     ]
     columns = [Column("If this were as fast as its peers")]
     columns += [Column(f"{name} ({unit.name})", True) for name in ("Saved per step", "Step would take")]
@@ -209,7 +209,7 @@ def what_if_section(contents: Contents, marks: Marks) -> Html:
                 cell(number_text(saved / step * 100), saved / step),
             ]
         )
-        for what, saved, left, _ in found
+        for what, saved, left, _ in savings
     ]
     return section(
         "what-if",

@@ -27,11 +27,11 @@ _STRAGGLERS = f"""
 
 
 def straggler_section(contents: Contents, marks: Marks) -> Html:
-    found = contents.trace.sql(_STRAGGLERS).rows()
-    if not found:
+    table_rows = contents.trace.sql(_STRAGGLERS).rows()
+    if not table_rows:
         return NOTHING
-    unit = time_unit(max(found[0][1], 1))
-    shown = [_straggler_bar(each, marks, unit.text(each[1])) for each in found[:WORST] if each[2] >= _LEAST_PCT]
+    unit = time_unit(max(table_rows[0][1], 1))
+    shown = [_straggler_bar(each, marks, unit.text(each[1])) for each in table_rows[:WORST] if each[2] >= _LEAST_PCT]
     columns = [
         Column("Rank", True),
         Column(f"Costs its peers ({unit.name} per step)", True, "Extra communication time of the median peer."),
@@ -55,7 +55,7 @@ def straggler_section(contents: Contents, marks: Marks) -> Html:
                 cell(unit.number(caused), caused),
             ]
         )
-        for rank, cost, percent, n_late, n_steps, n_peers, cause, n_last, caused in found
+        for rank, cost, percent, n_late, n_steps, n_peers, cause, n_last, caused in table_rows
     ]
     chart = (
         figure("chart-stragglers", "What each rank costs its peers per step", bars(shown, unit)) if shown else _NOBODY
@@ -72,8 +72,8 @@ def straggler_section(contents: Contents, marks: Marks) -> Html:
     )
 
 
-def _straggler_bar(found: tuple[Any, ...], marks: Marks, cost: str) -> Bar:
-    rank, cost_ns, percent, *_, cause, _, _ = found
+def _straggler_bar(straggler: tuple[Any, ...], marks: Marks, cost: str) -> Bar:
+    rank, cost_ns, percent, *_, cause, _, _ = straggler
     because = f" ({cause})" if cause else ""
     said = f"rank {rank} costs its peers {cost} per step, {percent:.1f}% of the step{because}"
     return Bar(marks.label(rank), [Segment("plain", cost_ns, said)], cost + because, rank)
@@ -86,10 +86,10 @@ _LATE_PARTS = f"""
 
 
 def _late_parts(contents: Contents) -> Html:
-    found = contents.trace.sql(_LATE_PARTS).rows()
-    if not found:
+    table_rows = contents.trace.sql(_LATE_PARTS).rows()
+    if not table_rows:
         return NOTHING
-    unit = time_unit(max(own for _, _, _, own, _, _ in found))
+    unit = time_unit(max(own for _, _, _, own, _, _ in table_rows))
     columns = [Column("Rank", True), Column("Part of its step")]
     columns += [Column(f"{name} ({unit.name})", True) for name in ("Its own", "Median peer", "Difference")]
     rows = [
@@ -100,7 +100,7 @@ def _late_parts(contents: Contents) -> Html:
                 *(cell(unit.number(value), value) for value in (own, peers, excess)),
             ]
         )
-        for rank, part, is_main, own, peers, excess in found
+        for rank, part, is_main, own, peers, excess in table_rows
     ]
     about = "What the late ranks spend more time on than their peers,"
     return table_below(contents, "late-parts", columns, rows, about)
@@ -118,16 +118,16 @@ _COLLECTIVES = f"""
 
 
 def collective_section(contents: Contents, marks: Marks) -> Html:
-    found = contents.trace.sql(_COLLECTIVES).rows()
-    if not found:
+    table_rows = contents.trace.sql(_COLLECTIVES).rows()
+    if not table_rows:
         return NOTHING
     per_rank = [
         (wait / n_ranks, transfer / n_ranks, exposed / n_ranks)
-        for _, _, _, n_ranks, wait, transfer, exposed, *_ in found
+        for _, _, _, n_ranks, wait, transfer, exposed, *_ in table_rows
     ]
     unit = time_unit(max(wait + transfer for wait, transfer, _ in per_rank))
     shown = []
-    for (group, op, *_), (wait, transfer, exposed) in zip(found[:WORST], per_rank, strict=False):
+    for (group, op, *_), (wait, transfer, exposed) in zip(table_rows[:WORST], per_rank, strict=False):
         segments = [
             Segment("waiting", wait, f"waiting for others: {unit.text(wait)}"),
             Segment("communication", transfer, f"moving data: {unit.text(transfer)}"),
@@ -156,7 +156,7 @@ def collective_section(contents: Contents, marks: Marks) -> Html:
                 cell(marks.label(least) if n_ranks > 1 else "", least),
             ]
         )
-        for (group, op, n, n_ranks, _, _, _, least, _), parts in zip(found, per_rank, strict=True)
+        for (group, op, n, n_ranks, _, _, _, least, _), parts in zip(table_rows, per_rank, strict=True)
     ]
     legend = [Key("waiting", "waiting for the last member"), Key("communication", "moving data")]
     return section(
@@ -177,10 +177,10 @@ _BANDWIDTH = f"""
 
 
 def _bandwidth(contents: Contents) -> Html:
-    found = contents.trace.sql(_BANDWIDTH).rows()
-    if not found:
+    table_rows = contents.trace.sql(_BANDWIDTH).rows()
+    if not table_rows:
         return NOTHING
-    unit = time_unit(max(each[6] for each in found))
+    unit = time_unit(max(each[6] for each in table_rows))
     columns = [
         Column("Operation"),
         Column("Group"),
@@ -206,7 +206,7 @@ def _bandwidth(contents: Contents) -> Html:
                 *(cell("" if value is None else number_text(value), value or 0) for value in rates),
             ]
         )
-        for op, group, size, n_hosts, n_bytes, n, transfer, *rates in found
+        for op, group, size, n_hosts, n_bytes, n, transfer, *rates in table_rows
     ]
     return table_below(contents, "bandwidth", columns, rows, "Bandwidth of collectives,")
 
@@ -228,10 +228,10 @@ _BUBBLE_PARTS = (
 
 
 def bubble_section(contents: Contents, marks: Marks) -> Html:
-    found = contents.trace.sql(_BUBBLES).rows()
-    if not found:
+    table_rows = contents.trace.sql(_BUBBLES).rows()
+    if not table_rows:
         return NOTHING
-    unit = time_unit(max(each[2] for each in found))
+    unit = time_unit(max(each[2] for each in table_rows))
     shown = [
         Bar(
             f"stage {stage}",
@@ -241,7 +241,7 @@ def bubble_section(contents: Contents, marks: Marks) -> Html:
             ],
             f"{parts[1] / step * 100:.0f}% bubble",
         )
-        for stage, _, step, *parts in found
+        for stage, _, step, *parts in table_rows
         if step
     ]
     columns = [Column("Stage", True), Column("Ranks", True), Column(f"Step ({unit.name})", True)]
@@ -250,7 +250,7 @@ def bubble_section(contents: Contents, marks: Marks) -> Html:
         row(
             [cell(f"{stage}", stage), cell(f"{n:,}", n), *(cell(unit.number(value), value) for value in (step, *parts))]
         )
-        for stage, n, step, *parts in found
+        for stage, n, step, *parts in table_rows
     ]
     legend = [Key(kind, said) for kind, said in _BUBBLE_PARTS]
     return section(

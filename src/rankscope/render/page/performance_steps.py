@@ -129,12 +129,12 @@ def _line_chart(grid: _Grid, values: Array, unit: Unit, marks: Marks) -> tuple[H
 def _title(steps: Array, place: int, joined: int, ranks: Array, values: Array, unit: Unit) -> str:
     last = steps[place + 1] - 1 if place + 1 < len(steps) else steps[place]
     head = f"step {steps[place]}" if joined == 1 else f"steps {steps[place]} to {last}, the longest"
-    told = [
+    lines = [
         f"rank {rank}: {unit.text(value)}"
         for rank, value in zip(ranks, values[:, place], strict=True)
         if np.isfinite(value)
     ]
-    return "\n".join([head, *told])
+    return "\n".join([head, *lines])
 
 
 def _worst_steps(contents: Contents, grid: _Grid, unit: Unit) -> Html:

@@ -33,15 +33,15 @@ _COMMAND = "rankscope record -o traces/ -- torchrun --nproc-per-node 8 train.py"
 
 @view("rank map", place=10)
 def rank_map_view(contents: Contents) -> View:
-    found = choices(contents.trace)
-    if not found:
+    all_choices = choices(contents.trace)
+    if not all_choices:
         said = "This capture has no Flight Recorder dumps and no profiler traces with collectives."
         return absent(ANCHOR, TITLE, said, _COMMAND)
-    first = first_choice(found, contents.report.findings)
+    first = first_choice(all_choices, contents.report.findings)
     # What is most likely to be looked at gets its room first.
-    found.sort(key=lambda choice: (choice is not first, choice.is_profiled, -choice.n_unwell, -choice.n_ranks))
+    all_choices.sort(key=lambda choice: (choice is not first, choice.is_profiled, -choice.n_unwell, -choice.n_ranks))
     maps = _Maps(contents, CallPool(contents.options.base), _hosts(contents.trace))
-    shown = maps.add_all(found)
+    shown = maps.add_all(all_choices)
     return View(ANCHOR, TITLE, _tools(shown, maps.hosts) + _canvas() + joined(maps.tables))
 
 
@@ -74,22 +74,22 @@ class _Maps:
         assert self._profiled is not None
         return profiled_matrix(trace, choice, self._profiled)
 
-    def add_all(self, found: Sequence[Choice]) -> list[Choice]:
+    def add_all(self, all_choices: Sequence[Choice]) -> list[Choice]:
         index = [
             {"block": each.block, "noun": each.noun, "groups": [*map(each.key_of, each.groups)]}
-            for each in found[:MAX_CHOICES]
+            for each in all_choices[:MAX_CHOICES]
         ]
-        if any(choice.is_profiled for choice in found):
+        if any(choice.is_profiled for choice in all_choices):
             self._profiled = self.pool.add_profiled(self.contents.trace.table("comm_matches"))
         shown: list[Choice] = []
         self._room -= self.contents.blocks.add("map-calls", lambda: Block({**self.pool.about(), "choices": index}))
-        for choice in found[:MAX_CHOICES]:
+        for choice in all_choices[:MAX_CHOICES]:
             if shown and self._room < MIN_ROOM:
                 break
             self._add(choice, is_first=not shown)
             shown.append(choice)
-        if len(shown) < len(found):
-            left_out = sum(len(choice.groups) for choice in found[len(shown) :])
+        if len(shown) < len(all_choices):
+            left_out = sum(len(choice.groups) for choice in all_choices[len(shown) :])
             self.contents.remarks.append(
                 f"The map leaves out {count_noun(left_out, 'group')}, starting with those without problems."
             )

@@ -59,13 +59,13 @@ class CallPool:
             else:
                 code, n_codes = finer, n_finer
 
-        def told(row: int) -> Call:
+        def call_at(row: int) -> Call:
             own = {name: "" if name in left_out else table.text(name)[row] for name in _COLUMNS}
             shapes = describe_shapes(own["input_sizes"], own["output_sizes"])
             types = describe_types(own["input_dtypes"], own["output_dtypes"])
             return clipped(own["op"]), clipped(shapes), clipped(types), int(points[row])
 
-        return self._numbered(code, n_codes, told)
+        return self._numbered(code, n_codes, call_at)
 
     def add_profiled(self, matches: Table) -> Array:
         """Per row of comm_matches its number in the pool."""
@@ -74,13 +74,13 @@ class CallPool:
         code, n_codes = _combined(op.codes, len(op.values), dtype.codes, len(dtype.values))
         code, n_codes = _combined(code, n_codes, size_code, len(sizes))
 
-        def told(row: int) -> Call:
+        def call_at(row: int) -> Call:
             size = n_bytes_phrase(int(n_bytes[row])) if n_bytes[row] >= 0 else ""
             return clipped(op[row]), size, clipped(dtype[row]), MISSING
 
-        return self._numbered(code, n_codes, told)
+        return self._numbered(code, n_codes, call_at)
 
-    def _numbered(self, code: Array, n_codes: int, told: Callable[[int], Call]) -> Array:
+    def _numbered(self, code: Array, n_codes: int, call_at: Callable[[int], Call]) -> Array:
         """Adds one call per code, described by one of its rows, and gives each row the number of its call."""
         n_rows = len(code)
         if len(self.calls) + n_codes >= UNKNOWN_CALL:
@@ -88,7 +88,7 @@ class CallPool:
         example = np.zeros(n_codes if n_rows else 0, np.int64)
         example[code] = np.arange(n_rows)
         first = len(self.calls)
-        self.calls.extend(map(told, example.tolist()))
+        self.calls.extend(map(call_at, example.tolist()))
         numbers: Array = (code + first).astype(np.uint16)
         return numbers
 

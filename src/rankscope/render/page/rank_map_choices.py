@@ -88,15 +88,15 @@ class Choice:
 
 
 def choices(trace: Trace) -> list[Choice]:
-    found: list[Choice] = []
+    all_choices: list[Choice] = []
     for kind, groups, counts, unwell in (*_recorded(trace), *_profiled(trace)):
         for family in _families(groups):
             used = [group for group in family if counts[group.key] and group.ranks]
             for together in _together(used, counts):
                 n_columns = max(int(counts[group.key]) for group in together)
                 n_unwell = sum(int(unwell[group.key]) for group in together)
-                found.append(Choice(len(found), kind, tuple(together), n_columns, n_unwell))
-    return found
+                all_choices.append(Choice(len(all_choices), kind, tuple(together), n_columns, n_unwell))
+    return all_choices
 
 
 _Source = tuple[Kind, list[Group], Array, Array]  # logical calls per group, and those that did not end well
@@ -165,14 +165,15 @@ def _together(groups: list[Group], counts: Array) -> Iterator[list[Group]]:
         yield from ([group] for group in groups)
 
 
-def first_choice(found: list[Choice], findings: Sequence[Finding]) -> Choice:
+def first_choice(all_choices: list[Choice], findings: Sequence[Finding]) -> Choice:
     """That of the first finding that names a group, else the largest with something wrong, else the largest."""
     for finding in findings:
-        named = [choice for choice in found if finding.group and choice.has(finding.group)]
+        named = [choice for choice in all_choices if finding.group and choice.has(finding.group)]
         is_transfer = finding.collective is not None and finding.collective.p2p
         named.sort(key=lambda choice: (choice.noun == "transfer") != is_transfer)
         if named:
             return named[0]
     return max(
-        found, key=lambda choice: (choice.n_unwell > 0, choice.n_ranks, choice.noun == "collective", -choice.number)
+        all_choices,
+        key=lambda choice: (choice.n_unwell > 0, choice.n_ranks, choice.noun == "collective", -choice.number),
     )

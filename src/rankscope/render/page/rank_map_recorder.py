@@ -132,8 +132,8 @@ def _absent_states(trace: Trace, choice: Choice, ranks: Array, group_of_row: Arr
     wanted = keys[group_of_row].astype(np.int64) << 32 | ranks
     held = progress.array("group_id").astype(np.int64) << 32 | progress.array("rank")
     order = np.argsort(held, kind="stable")
-    found = np.minimum(np.searchsorted(held[order], wanted), max(len(held) - 1, 0))
-    row = order[found] if len(held) else found
+    position = np.minimum(np.searchsorted(held[order], wanted), max(len(held) - 1, 0))
+    row = order[position] if len(held) else position
     is_held = held[row] == wanted if len(held) else np.zeros(len(ranks), bool)
     known = is_held & (progress.array("known")[row] if len(held) else False)
     last = np.where(known, progress.array("last_seq")[row], MISSING) if len(held) else np.full(len(ranks), MISSING)
@@ -158,8 +158,8 @@ def _transfer_states(trace: Trace, matches: Table, chosen: Array, columns: Array
         place = place_of[matches.array(side)[chosen]]
         is_member = place >= 0
         row = place[is_member]
-        told = np.where(is_missing[is_member], data.NOT_JOINED, data.DROPPED)
-        state[row, columns[is_member]] = np.where(has_dump[row], told, data.NO_DUMP)
+        absence = np.where(is_missing[is_member], data.NOT_JOINED, data.DROPPED)
+        state[row, columns[is_member]] = np.where(has_dump[row], absence, data.NO_DUMP)
     return state
 
 
@@ -222,10 +222,10 @@ def _durations(calls: Table, rows: Array, status: Array) -> Array:
     recorded, completed = calls.array("duration_ns")[rows], calls.array("completed_ns")[rows]
     started, created = calls.array("started_ns")[rows], calls.array("created_ns")[rows]
     noticed = np.where(completed > 0, completed - np.where(started > 0, started, created), 0)
-    told: Array = levels(np.where(recorded >= 0, recorded, noticed) // 1000)
-    told[(recorded < 0) & (completed <= 0)] = 0
-    told[status != data.DONE] = data.NEVER
-    return told
+    duration_levels: Array = levels(np.where(recorded >= 0, recorded, noticed) // 1000)
+    duration_levels[(recorded < 0) & (completed <= 0)] = 0
+    duration_levels[status != data.DONE] = data.NEVER
+    return duration_levels
 
 
 def _mark_other_lines(layers: _Layers, group_of_row: Array, n_groups: int, stack_of: Array) -> None:

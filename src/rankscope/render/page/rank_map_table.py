@@ -60,9 +60,9 @@ def _all(n: int, noun: str) -> str:
 def _worth_showing(columns: Sequence[Column], rows: list[list[Html]]) -> tuple[list[Column], list[list[Html]]]:
     """The first column, whose numbers are links, and those of the others that say something."""
     others, cells = without_empty(columns[1:], [each[1:] for each in rows])
-    told = [place for place in range(len(others)) if any(each[place] != cell("") for each in cells)]
-    kept = [[own[0], *(each[place] for place in told)] for own, each in zip(rows, cells, strict=True)]
-    return [columns[0], *(others[place] for place in told)], kept
+    filled = [place for place in range(len(others)) if any(each[place] != cell("") for each in cells)]
+    kept = [[own[0], *(each[place] for place in filled)] for own, each in zip(rows, cells, strict=True)]
+    return [columns[0], *(others[place] for place in filled)], kept
 
 
 def worst_rows(matrix: Matrix, choice: Choice, findings: tuple[Finding, ...]) -> Array:

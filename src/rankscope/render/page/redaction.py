@@ -45,7 +45,7 @@ class Redaction:
         """Plain text or HTML. Tags of HTML have no path in them but in their attributes."""
         said = self._directory.sub("", said) if self._directory else said
         said = _PATH.sub(_without_directory, said)
-        return self._host.sub(lambda found: self._hosts[found.group()], said) if self._host else said
+        return self._host.sub(lambda match: self._hosts[match.group()], said) if self._host else said
 
     def clean_html(self, shown: Html) -> Html:
         return Html(self.clean(shown))
@@ -59,15 +59,15 @@ class Redaction:
         return [self.clean_data(each) for each in data] if isinstance(data, (list, tuple)) else data
 
 
-def _without_directory(found: re.Match[str]) -> str:
-    whole = found.group()
-    if found.group("web"):
+def _without_directory(match: re.Match[str]) -> str:
+    whole = match.group()
+    if match.group("web"):
         return whole
     *directories, name = re.split(r"[/\\]", whole)
     if _FILE.search(name):
         return name
     # A word such as GB/s or and/or is no path, nor is a compile id.
-    is_word = found.group("path") and directories[0] not in ("", "~", ".", "..")
+    is_word = match.group("path") and directories[0] not in ("", "~", ".", "..")
     return whole if is_word else _NO_DIRECTORY
 
 
@@ -77,10 +77,10 @@ def directories_of(trace: Trace, base: str) -> set[str]:
     for table in trace.tables.values():
         for column in filter(table.columns.__contains__, _PATH_COLUMNS):
             named.update(table.text(column).values)
-    found = {name[: end + 1] for name in named if (end := max(name.rfind("/"), name.rfind("\\"))) > 0}
-    inside = {name.removeprefix(f"{base.rstrip('/')}/") for name in found} if base else set()
+    directories = {name[: end + 1] for name in named if (end := max(name.rfind("/"), name.rfind("\\"))) > 0}
+    inside = {name.removeprefix(f"{base.rstrip('/')}/") for name in directories} if base else set()
     # A folder may be called 0, and so is a frame: [0/1] is a compile id.
-    return {name for name in found | inside if not name[:-1].isdecimal()} - {""}
+    return {name for name in directories | inside if not name[:-1].isdecimal()} - {""}
 
 
 def without_source(trace: Trace) -> Trace:

@@ -58,29 +58,29 @@ class _Chosen(NamedTuple):
 
 @view("stacks", place=25)
 def stacks_view(contents: Contents) -> View:
-    found = _stacks_of(contents)
-    if not found:
+    all_stacks = _stacks_of(contents)
+    if not all_stacks:
         return absent(ANCHOR, TITLE, "This capture has no stacks.", COMMAND)
-    chosen = _chosen(contents, found)
+    chosen = _chosen(contents, all_stacks)
     frames = _Frames(contents)
     root, n_nodes = trie_of(([frames.row(frame) for frame in stack.frames], stack.anchor) for stack in chosen.shown)
     _Labels(contents, chosen.shown).put(root)
     base = contents.options.base.rstrip("/") + "/" if contents.options.base else ""
     options = markup('<label><input type="checkbox" id="foreign-stacks"> show torch and Python frames</label>')
-    body = markup('<p>{}</p><p class="options">{}</p>', _intro(found), options)
+    body = markup('<p>{}</p><p class="options">{}</p>', _intro(all_stacks), options)
     body += drawn_trie("stacks", root, n_nodes, base, contents.later) + _left_out(contents, chosen.left_out)
-    return View(ANCHOR, TITLE, body + _without_stack(contents, found), badge=f"{len(found):,}")
+    return View(ANCHOR, TITLE, body + _without_stack(contents, all_stacks), badge=f"{len(all_stacks):,}")
 
 
 def standing_of(contents: Contents, rank: int) -> tuple[int, str]:
     """The user's frame that the rank is in (MISSING without one), and a link to the rank's stack."""
     standings = contents.trace.table("standings")
-    found = np.flatnonzero(standings.array("rank") == rank).tolist()
-    if not found:
+    rows = np.flatnonzero(standings.array("rank") == rank).tolist()
+    if not rows:
         return MISSING, ""
     stacks = standings.array("stack_id")
     is_few = len(np.unique(stacks)) <= _MAX_LINKED
-    return int(standings.array("site_id")[found[0]]), f"#at-{int(stacks[found[0]])}" if is_few else f"#{ANCHOR}"
+    return int(standings.array("site_id")[rows[0]]), f"#at-{int(stacks[rows[0]])}" if is_few else f"#{ANCHOR}"
 
 
 def _stacks_of(contents: Contents) -> list[Stack]:
@@ -92,7 +92,7 @@ def _stacks_of(contents: Contents) -> list[Stack]:
     stack_ids, frame_ids = table.array("stack_id"), table.array("frame_id")
     numbers = sorted(standings)
     lows, highs = np.searchsorted(stack_ids, numbers, "left"), np.searchsorted(stack_ids, numbers, "right")
-    found = [
+    all_stacks = [
         Stack(
             number,
             tuple(frame_ids[low:high][::-1].tolist()),
@@ -104,19 +104,19 @@ def _stacks_of(contents: Contents) -> list[Stack]:
         for number, low, high in zip(numbers, lows.tolist(), highs.tolist(), strict=True)
         if high > low
     ]
-    return sorted(found, key=lambda stack: (len(stack.ranks), stack.ranks))
+    return sorted(all_stacks, key=lambda stack: (len(stack.ranks), stack.ranks))
 
 
-def _chosen(contents: Contents, found: Sequence[Stack]) -> _Chosen:
+def _chosen(contents: Contents, all_stacks: Sequence[Stack]) -> _Chosen:
     """As many as fit: the stack of most ranks, then the culprits', then the rarest."""
     culprits = _culprits(contents)
-    by_weight = sorted(found[:-1], key=lambda stack: culprits.isdisjoint(stack.ranks))
+    by_weight = sorted(all_stacks[:-1], key=lambda stack: culprits.isdisjoint(stack.ranks))
     room = min(contents.room(ROOM), MAX_CHARS)
     frames = contents.trace.table("frames")
     files, functions = frames.text("file"), frames.text("function")
     known: dict[tuple[int, int], int] = {}  # frames below a node of the tree
     kept: set[int] = set()
-    for stack in (found[-1], *by_weight):
+    for stack in (all_stacks[-1], *by_weight):
         node = 0
         room -= _CHARS_PER_FRAME + 6 * len(stack.ranks[:_RANGES_SHOWN])
         for frame in stack.frames:
@@ -128,7 +128,8 @@ def _chosen(contents: Contents, found: Sequence[Stack]) -> _Chosen:
             break
         kept.add(stack.number)
     return _Chosen(
-        [stack for stack in found if stack.number in kept], [stack for stack in found if stack.number not in kept]
+        [stack for stack in all_stacks if stack.number in kept],
+        [stack for stack in all_stacks if stack.number not in kept],
     )
 
 
@@ -215,11 +216,13 @@ def _label(ranks: Sequence[int], largest: int) -> Html:
     return markup('<span class="rank-set">{}</span>{}', ranks_phrase(list(ranks), _RANGES_SHOWN), odd)
 
 
-def _intro(found: Sequence[Stack]) -> str:
-    counts = {source: sum(stack.sources.count(source) for stack in found) for source in _SOURCES}
+def _intro(all_stacks: Sequence[Stack]) -> str:
+    counts = {source: sum(stack.sources.count(source) for stack in all_stacks) for source in _SOURCES}
     origins = ", ".join(f"{_SOURCES[source]} ({count_noun(n, 'rank')})" for source, n in counts.items() if n)
     n_stacks = (
-        f"{len(found):,} different stacks, the one with the fewest ranks first" if len(found) > 1 else "One stack"
+        f"{len(all_stacks):,} different stacks, the one with the fewest ranks first"
+        if len(all_stacks) > 1
+        else "One stack"
     )
     return f"Where each rank is now, from {origins}. {n_stacks}."
 
@@ -233,8 +236,8 @@ def _left_out(contents: Contents, stacks: Sequence[Stack]) -> Html:
     return markup('<p class="faint">{} {}</p>', said.capitalize(), format_ranks(ranks, _RANGES_LISTED))
 
 
-def _without_stack(contents: Contents, found: Sequence[Stack]) -> Html:
-    with_stack = {rank for stack in found for rank in stack.ranks}
+def _without_stack(contents: Contents, all_stacks: Sequence[Stack]) -> Html:
+    with_stack = {rank for stack in all_stacks for rank in stack.ranks}
     missing = sorted(set(range(contents.report.capture.world_size)) - with_stack)
     if not missing:
         return NOTHING

@@ -46,11 +46,12 @@ def waits_view(contents: Contents) -> View:
     graph = wait_graph(contents.trace)
     if graph is None:
         return View(ANCHOR, TITLE, markup('<p class="absent">{}</p>', _nobody_waits(contents)), is_absent=True)
-    told = [_Told(contents, node) for node in graph.nodes]
+    descriptions = [_Told(contents, node) for node in graph.nodes]
     cause = _cause(contents)
-    boxes = [_box(each, cause) for each in told]
+    boxes = [_box(each, cause) for each in descriptions]
     n_waiting = sum(len(node.ranks) for node in graph.nodes if node.calls)
-    body = markup("<p>{}</p>{}{}", _intro(graph, n_waiting), drawing(graph, boxes), _table(contents, graph, told))
+    listed = _table(contents, graph, descriptions)
+    body = markup("<p>{}</p>{}{}", _intro(graph, n_waiting), drawing(graph, boxes), listed)
     return View(ANCHOR, TITLE, body, badge=f"{n_waiting:,}")
 
 
@@ -91,19 +92,19 @@ class _Told:
         self.on_map = "" if node.is_nobody or node.has_no_dump else place_on_map(node)
 
 
-def _box(told: _Told, cause: tuple[str, Finding | None]) -> Box:
-    node = told.node
+def _box(description: _Told, cause: tuple[str, Finding | None]) -> Box:
+    node = description.node
     fitting = [ranks for limit in (4, 3) if len(ranks := which(node, limit)) <= MAX_CHARS]
-    lines = [Line(who(node), "who", told.on_map), Line(fitting[0] if fitting else which(node, 3), "faint")]
+    lines = [Line(who(node), "who", description.on_map), Line(fitting[0] if fitting else which(node, 3), "faint")]
     if node.calls:
-        lines += [Line(told.call), Line(told.group, "faint"), Line(told.since, "faint")]
+        lines += [Line(description.call), Line(description.group, "faint"), Line(description.since, "faint")]
     elif not node.is_nobody:
         lines.append(Line("left no dump" if node.has_no_dump else "not waiting in a call"))
-    if told.site:
-        file = told.site.file.rsplit("/", 1)[-1]
-        lines.append(Line(f"{file}:{told.site.line} {told.site.function}", "mono", told.stack))
-    elif told.stack:
-        lines.append(Line("where it is now", "mono", told.stack))
+    if description.site:
+        file = description.site.file.rsplit("/", 1)[-1]
+        lines.append(Line(f"{file}:{description.site.line} {description.site.function}", "mono", description.stack))
+    elif description.stack:
+        lines.append(Line("where it is now", "mono", description.stack))
     kind = "cause" if node.is_cause else "lost" if node.has_no_dump else ""
     tag = Line("cause", "tag", f"#{cause[0]}" if cause[0] else "") if node.is_cause else None
     return Box(tuple(line for line in lines if line.said), kind, tag)
@@ -124,13 +125,13 @@ def _intro(graph: Graph, n_waiting: int) -> Html:
     return text(said)
 
 
-def _table(contents: Contents, graph: Graph, told: list[_Told]) -> Html:
+def _table(contents: Contents, graph: Graph, descriptions: list[_Told]) -> Html:
     """One row per arrow, those next to the cause first, including the arrows that the drawing omits."""
     edges = sorted(
         (*graph.edges, *graph.inner),
         key=lambda edge: (graph.layers[edge.holding], graph.layers[edge.waiting], edge.ends),
     )
-    rows = [row(_cells(contents, told, edge)) for edge in edges]
+    rows = [row(_cells(contents, descriptions, edge)) for edge in edges]
     listed = table(contents.later, "waits-listed", _COLUMNS, rows, ROWS_SHOWN)
     return listed + (
         markup(
@@ -140,8 +141,8 @@ def _table(contents: Contents, graph: Graph, told: list[_Told]) -> Html:
     )
 
 
-def _cells(contents: Contents, told: list[_Told], edge: Edge) -> list[Html]:
-    waiting, holding = told[edge.waiting], told[edge.holding]
+def _cells(contents: Contents, descriptions: list[_Told], edge: Edge) -> list[Html]:
+    waiting, holding = descriptions[edge.waiting], descriptions[edge.holding]
     call = waiting.call if edge.calls == waiting.node.calls else call_phrase(edge.calls)
     group = groups_phrase(contents.trace, edge.calls)
     shown_group = text(cut_short(group, _MAX_CELL))
@@ -167,7 +168,7 @@ def _cells(contents: Contents, told: list[_Told], edge: Edge) -> list[Html]:
     ]
 
 
-def _ranks(told: _Told) -> Html:
-    name, ranks = text(who(told.node)), text(which(told.node, _RANGES_LISTED))
-    shown = markup('<a href="{}">{}</a>', told.on_map, name) if told.on_map else name
+def _ranks(description: _Told) -> Html:
+    name, ranks = text(who(description.node)), text(which(description.node, _RANGES_LISTED))
+    shown = markup('<a href="{}">{}</a>', description.on_map, name) if description.on_map else name
     return markup('{} <span class="faint">{}</span>', shown, ranks) if ranks else shown
