@@ -53,7 +53,7 @@ FAULTY_HEAD = """
 - *among others*: the right rule; the culprit is named together with its peers because the dumps cannot separate them.
 - *only the rank*: the right ranks, under another rule.
 - *wrong*: other ranks, or of several culprits not all.
-- *not checked*: no finding, but the report lists the rule as not checked, with the ring size that would do.
+- *not checked*: no finding, but the report lists the rule as not checked, with what to record or copy for it.
 - *silent*: no finding about a hang or a straggler.
 - *certain but wrong*: another rule or another rank, and yet called certain.
 - *further errors*: cases with more errors listed beside the first, where there is one cause.
