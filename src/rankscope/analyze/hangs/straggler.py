@@ -17,9 +17,9 @@ from rankscope.analyze.hangs.signatures import SYNCHRONISING
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.hangs.wording import peers_phrase
 from rankscope.analyze.registry import Effect, Skipped, rule
-from rankscope.model.clock import median
+from rankscope.model.clock import POLL_NS, median
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration, ranks_phrase
-from rankscope.model.tables import Array, Trace
+from rankscope.model.tables import MISSING, Array, Trace
 
 _MIN_EVENTS = 4
 _ENOUGH_STEPS = 10  # for a ring to show a habit beside what is not delayed
@@ -182,7 +182,7 @@ def _delays(view: JobView, rows: Array) -> Delays:
     # several collectives has its origin before the first of them.
     own = np.diff(_own_time_ns(view)[rows], axis=1, prepend=0.0)
     others = median(np.sort(own, axis=0)[:-1], axis=0)
-    is_late = alone > max(_MIN_LATE_NS, 6 * _clock_error_ns(view, rows[:, 0]))
+    is_late = alone > max(_MIN_LATE_NS, _clock_error_ns(view, rows[:, 0]))
     is_late &= own[latest, np.arange(rows.shape[1])] - others > alone / 2
     return Delays(arrival, latest, alone, np.flatnonzero(is_late))
 
@@ -253,14 +253,17 @@ def _measure_own_time(trace: Trace) -> Array:
 
 
 def _clock_error_ns(view: JobView, rows: Array) -> float:
-    """The uncertainty of these ranks' clocks against each other; 0 on one host."""
+    """How far the clocks of these ranks may be from each other, generously; 0 on one host."""
     table = view.trace.table("ranks")
     members = np.isin(table.array("rank"), view.rank[rows])
     hosts = set(table.text("host").take(np.flatnonzero(members)).tolist())
     errors = table.array("clock_error_ns")[members]
     if len(hosts) == 1 and "" not in hosts:
         return 0.0
-    return float(errors.max(initial=0))
+    largest = float(errors.max(initial=0))
+    # Beside a clock that was corrected, one that was left alone may be wrong by a polling period.
+    is_mixed = largest > 0 and bool((errors == MISSING).any())
+    return max(6 * largest, POLL_NS + 3 * largest if is_mixed else 0.0)
 
 
 def _finding(view: JobView, late: Late) -> Finding:

@@ -147,12 +147,13 @@ def _describe_stuck(view: JobView, cause: Cause) -> Finding:
     is_blind = cause.group in view.blind_groups
     absent = f"{ranks_phrase(cause.ranks)} {has(n_culprits)} not made the call"
     they, is_not = ("it is", "is not") if n_culprits == 1 else ("they are", "are not")
+    other = "left the loop" if cause.certainty == "certain" else "skipped the transfer"
     evidence = make_evidence(
         view,
         cause,
         len(peers),
         certain=(absent if is_blind else f"{absent}, and {is_not} waiting in another one", last),
-        likely=(f"{they} stuck or busy in Python or on the device{after}, or {has(n_culprits)} left the loop",),
+        likely=(f"{they} stuck or busy in Python or on the device{after}, or {has(n_culprits)} {other}",),
         notes=_host_note(view, cause.ranks),
         comparison=None if view.is_p2p[cause.peer_row] else compare_with(view, cause, peers),
         stacks=(*last_stack, *stack_groups(view, waiting_rows(view, cause), "waiting")),

@@ -329,12 +329,14 @@ def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: di
     # Of several calls that wait for the rank, the one it would have made next; only then do times of hosts decide.
     expected = programs.next_class(int(rows[-1])) if len(rows) else None
     first = min(calls, key=lambda call: (int(programs.group_class[call.group]) != expected, first_join(view, call)))
+    # Members of a group must come to its collective. A transfer may have been left out, and all that followed made.
+    is_owed = any(not call.is_p2p for call in calls)
     return Cause(
         rule="rank-stuck",
         ranks=tuple(sorted(ranks)),
         group=first.group,
         seq=first.seq,
-        certainty="certain",
+        certainty="certain" if is_owed else "likely",
         time_ns=first_join(view, first),
         match=first.match,
         culprit_row=int(rows[-1]) if len(rows) else MISSING,
