@@ -2,7 +2,7 @@
 
     python tools/make_accuracy.py               all cases, some minutes
     python tools/make_accuracy.py --cases 5 --only skip/     a quick look at some of them
-    python tools/make_accuracy.py --show skip/short 200003    one case and its diagnosis
+    python tools/make_accuracy.py --show skip/short 300003    one case and its diagnosis
 
 The jobs are those of tests/analyze/accuracy.py: seeded, so that two runs count the same.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"
 DEFAULT_CASES = 20
-FIRST_SEED = 200_000  # not those of tests, nor those by which rules were mended: what was made right is no measure
+FIRST_SEED = 300_000  # not those of tests, nor those by which rules were mended: what was made right is no measure
 MAX_DRAWS = 6  # seeds per wanted case
 Judged = tuple[dict[str, bool], str]
 Counts = dict[str, Counter[str]]
@@ -53,7 +53,7 @@ FAULTY_HEAD = """
 - *among others*: the right rule; the culprit is named together with its peers because the dumps cannot separate them.
 - *only the rank*: the right ranks, under another rule.
 - *wrong*: other ranks, or of several culprits not all.
-- *not checked*: no finding, but the report lists the rule as not checked, with the ring size that would do.
+- *not checked*: no finding, but the report lists the rule as not checked, with what to record or copy for it.
 - *silent*: no finding about a hang or a straggler.
 - *certain but wrong*: another rule or another rank, and yet called certain.
 - *further errors*: cases with more errors listed beside the first, where there is one cause.
@@ -65,7 +65,7 @@ FAULTY_HEAD = """
 NOTES_HEAD = """
 ## Every verdict that is not right
 
-`python tools/make_accuracy.py --show skip/short 200003` makes such a case again and prints its diagnosis.
+`python tools/make_accuracy.py --show skip/short 300003` makes such a case again and prints its diagnosis.
 
 """
 

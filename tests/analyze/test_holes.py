@@ -94,7 +94,20 @@ def test_a_ring_too_small_for_the_hang_is_a_warning() -> None:
 def test_a_ring_that_dropped_a_group_nobody_waits_for_is_a_remark() -> None:
     setting = Setting(config={"1": [(0, 1)], "2": [(0, 1)]}, dropped={0: 5}, counters={(0, "2"): (4, 4)})
     trace = job({0: DONE, 1: [*DONE, *["tp:2 all_reduce done"] * 4]}, setting)
-    assert found(trace, "D904").severity == "info"
+    finding = found(trace, "D904")
+    assert finding.severity == "info"
+    assert finding.title == "the ring buffer dropped all calls of group 2 (tp) on 1 rank"
+
+
+def test_dropped_groups_are_named_with_their_descriptions_each_name_once() -> None:
+    config: dict[str, list[tuple[int, ...]]] = {"1": [(0, 1, 2, 3)], "2": [(0, 1), (2, 3)], "3": [(0, 1, 2, 3)]}
+    counters = {(0, "2"): (4, 4), (2, "2"): (4, 4), (0, "3"): (4, 4)}
+    others = ["pp:3 all_reduce done"] * 4
+    tp = ["tp:2 all_reduce done"] * 4
+    programs = {0: DONE, 1: [*DONE, *tp, *others], 2: [*DONE, *others], 3: [*DONE, *tp, *others]}
+    trace = job(programs, Setting(config=config, dropped={0: 8, 2: 4}, counters=counters))
+    expected = "the ring buffer dropped all calls of 3 groups: group 2 (tp), group 3 (pp) on 2 ranks"
+    assert found(trace, "D904").title == expected
 
 
 def test_a_wrapped_ring_that_kept_every_group_is_no_finding() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rankscope
+from analyze.building import Setting, findings, job, root_cause
 from rankscope.simulate.simulation import simulate
 from rankscope.simulate.spec import Fault, JobSpec, Mesh
 
@@ -45,3 +46,39 @@ def test_ranks_of_the_node_that_nobody_waits_for_belong_to_it(schedule: str, see
     report = rankscope.diagnose(rankscope.load(str(tmp_path)))
     told = [(finding.rule, finding.ranks) for finding in report.findings if finding.severity == "error"]
     assert told == [("rank-lost", simulation.truth.ranks)]
+
+
+def job_of_pairs(hosts: dict[int, str]) -> rankscope.Trace:
+    """Eight ranks wait in one call; ranks 2 and 3 left no dump, and each of the others waits for them."""
+    waiting = ["dp:1 all_reduce done", "dp:1 all_reduce"]
+    ranks = [rank for rank in range(8) if rank not in (2, 3)]
+    setting = Setting(config={"1": [tuple(range(8))]}, hosts=hosts)
+    return job(dict.fromkeys(ranks, waiting), setting)
+
+
+@pytest.mark.parametrize(("per_host", "is_proven"), [(2, True), (1, False), (4, False), (0, False)])
+def test_two_ranks_are_called_a_host_only_if_the_hosts_of_the_others_prove_it(per_host: int, is_proven: bool) -> None:
+    hosts = {rank: f"gpu-{rank // per_host}" for rank in range(8)} if per_host else {}
+    lost = root_cause(job_of_pairs(hosts))
+    assert (lost.rule, lost.ranks) == ("rank-lost", (2, 3))
+    assert ("all 2 ranks of one host" in " ".join(lost.evidence.likely)) == is_proven
+    assert ("check the host of ranks 2,3" in lost.help) == is_proven
+
+
+def test_a_host_of_three_is_told_as_one_though_calls_wait_for_single_ranks() -> None:
+    """Each of its ranks holds up another group: without the hosts' names they would be three findings."""
+    pairs = {rank: (f"x:{9 + rank % 3} all_reduce done", f"x:{9 + rank % 3} all_reduce") for rank in (0, 1, 2, 6, 7, 8)}
+    groups = {str(9 + place): [(place, 3 + place, 6 + place)] for place in range(3)}
+    hosts = {rank: f"gpu-{rank // 3}" for rank in range(9)}
+    assert root_cause(job(pairs, Setting(config=groups, hosts=hosts))).ranks == (3, 4, 5)
+    lost = [finding for finding in findings(job(pairs, Setting(config=groups))) if finding.rule == "rank-lost"]
+    assert [finding.ranks for finding in lost] == [(3,), (4,), (5,)]
+
+
+def test_one_dump_alone_accuses_nobody(tmp_path: Path) -> None:
+    report = report_without(set(range(64)) - {59}, tmp_path)
+    first = report.findings[0]
+    assert first.title.startswith("only 1 of 64 ranks left a dump here: rank 59 is waiting in ")
+    assert (first.rule, first.certainty) == ("rank-lost", "possible")
+    assert first.evidence.notes == ("only rank 59 can be judged: what the other 63 ranks did is unknown",)
+    assert "left no dump" not in first.title

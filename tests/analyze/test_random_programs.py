@@ -31,14 +31,15 @@ def draw(seed: int, kind: str) -> tuple[JobSpec, Noise]:
     return spec, Noise(ring=random.choice((2000, 2000, 60)))
 
 
-def fault_of(kind: str, spec: JobSpec) -> Fault:
-    # In the first steps of a pipeline there is nothing yet that a schedule could be compared with.
-    return Fault(kind, step=Random(spec.seed).randrange(2, spec.steps) if kind == "p2p" else None)
-
-
-def accused(report: Report) -> set[int]:
+def is_named(report: Report, culprits: set[int]) -> bool:
+    """Exactly the culprits; of a transfer without its other half both ends, where nothing shows who left it out."""
     errors = [finding for finding in report.findings if finding.code[0] == "H" and finding.severity == "error"]
-    return set(errors[0].ranks) if errors else set()
+    if not errors:
+        return False
+    named = set(errors[0].ranks)
+    missing = errors[0].evidence.facts.get("missing", [])
+    is_either = errors[0].rule == "p2p-unmatched" and errors[0].certainty == "likely" and len(missing) == 2
+    return named == culprits or (is_either and len(named) == 2 and culprits < named)
 
 
 @pytest.mark.slow
@@ -49,12 +50,14 @@ def test_the_rank_that_departed_from_its_program_is_named(kind: str, tmp_path: P
     for seed in range(N_SEEDS):
         spec, noise = draw(seed, kind)
         try:
-            simulation = simulate(spec, fault_of(kind, spec), noise)
+            # The first step of a pipeline too, where there is nothing yet that a schedule could be compared with.
+            step = Random(spec.seed).randrange(spec.steps) if kind == "p2p" else None
+            simulation = simulate(spec, Fault(kind, step=step), noise)
         except UsageError:
             continue
         n_judged += 1
         report = diagnose(simulation, tmp_path / str(seed))
-        if accused(report) != set(simulation.truth.ranks):
+        if not is_named(report, set(simulation.truth.ranks)):
             wrong.append(f"{kind} {seed}: {simulation.truth.note} Told: {[f.title for f in report.findings[:2]]}")
     assert n_judged >= N_SEEDS / 2
     assert wrong == []

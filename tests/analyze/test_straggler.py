@@ -163,3 +163,53 @@ def test_a_job_of_a_few_calls_is_too_short_for_a_habit_whatever_the_ring() -> No
         "no group has more than 3 collectives that completed on all its ranks; 4 are needed"
     )
     assert why_skipped(steps(1)) == ""  # a single step, but all that there was
+
+
+def test_groups_that_were_made_again_show_one_habit() -> None:
+    # Three steps in each of two generations, with a restart of three seconds between them.
+    programs = {
+        rank: [
+            f"dp:{1 + step // 3} all_reduce done @loop.py:9 +{at + late} ={at + 61}"
+            for step in range(6)
+            for at in (10_000 + step * STEP_MS + step // 3 * 3000,)
+        ]
+        for rank, late in {0: 0, 1: 60, 2: 0}.items()
+    }
+    finding = found(job(programs), "S201")
+    assert (finding.ranks, finding.evidence.facts["n_late"]) == ((1,), 5)
+
+
+def test_a_rank_that_enqueued_ahead_is_not_blamed_for_the_older_call_that_held_it_up() -> None:
+    programs: dict[int, list[str]] = {rank: [] for rank in range(4)}
+    for step in range(N_STEPS):
+        at = 10_000 + step * STEP_MS
+        for rank in (0, 1):
+            programs[rank].append(f"tp:1 all_reduce done @tp.py:1 +{at + (80 if rank == 0 else 0)} ={at + 81}")
+        for rank in (1, 2, 3):  # rank 1 enqueues one more call before it has to wait for rank 0
+            programs[rank].append(f"dp:2 all_reduce done @dp.py:1 +{at + 2} ={at + 82}")
+            programs[rank].append(f"dp:2 all_reduce done @dp.py:2 +{at + (84 if rank == 1 else 4)} ={at + 86}")
+    assert stragglers(job(programs)) == [(0,)]
+
+
+@pytest.mark.parametrize("is_held_up", [True, False])
+def test_a_late_member_of_a_broadcast_counts_only_where_the_others_waited_for_it(is_held_up: bool) -> None:
+    wait_ms = 60 if is_held_up else 0
+    programs: dict[int, list[str]] = {}
+    for rank in range(3):
+        # Who is held up by rank 2 leaves with it; who is not stays ahead of it in all later calls.
+        late = 60 if rank == 2 else 0
+        each = [10_000 + step * (STEP_MS + wait_ms) + late for step in range(N_STEPS)]
+        programs[rank] = []
+        for at in each:
+            programs[rank].append(f"dp:1 broadcast done @loop.py:9 +{at} ={at + 61 - late}")
+            own = at + 61 - late if is_held_up else at + 61
+            programs[rank].append(f"x:{7 + rank} all_reduce done @loop.py:12 +{own} ={own + 1}")
+    assert stragglers(job(programs)) == ([(2,)] if is_held_up else [])
+
+
+def test_a_few_delays_in_a_ring_that_dropped_calls_are_not_called_in_order() -> None:
+    lateness = {0: [0] * N_STEPS, 1: [0, 60, 0, 0, 60, 0, 0, 0], 2: [0] * N_STEPS}
+    assert why_skipped(arrivals(lateness), dropped=500) == (
+        "the dumps show only 2 delayed collectives; 4 are needed: record with TORCH_FR_BUFFER_SIZE=2000"
+    )
+    assert why_skipped(arrivals(lateness)) == ""  # all that there was: two delays are no habit

@@ -115,7 +115,7 @@ def _describe_transfer(view: JobView, cause: Cause) -> Finding:
     departure = cause.departure
     if departure is None:
         if len(cause.ranks) > 1:
-            return _describe_pair(view, cause)
+            return _describe_halves(view, cause) if cause.cycle is not None else _describe_pair(view, cause)
         return _describe_unanswered(view, cause) if cause.calls else _describe_unpaired(view, cause)
     has_skipped = departure.shift.kind == "skipped"
     wrong = departure.expected.rows[0] if has_skipped else departure.row
@@ -159,6 +159,35 @@ def _describe_pair(view: JobView, cause: Cause) -> Finding:
     title = f"{' and '.join(waiting)}, but the transfer does not complete"
     advice = "compare the sends and receives of the two ranks; TORCH_FR_BUFFER_SIZE=2000 keeps more of them"
     return make_finding(view, cause, title, evidence, advice)
+
+
+def _describe_halves(view: JobView, cause: Cause) -> Finding:
+    """Two ranks that each wait for a send or receive that the other did not make."""
+    one, other = cause.ranks
+    rows = [view.first_waiting[rank] for rank in cause.ranks]
+    missing = {rank: _missing_half(view, cause, row) for rank, row in zip((other, one), rows, strict=True)}
+    evidence = make_evidence(
+        view,
+        cause,
+        len(cause.blocked),
+        certain=tuple(
+            f"rank {rank} is waiting in {call_text(view, row)}" for rank, row in zip(cause.ranks, rows, strict=True)
+        ),
+        likely=tuple(f"rank {rank} skipped its {_half(half)}" for rank, half in missing.items()),
+        notes=("one of the two explains the hang; the earlier calls do not show which",),
+        stacks=stack_groups(view, rows, "waiting"),
+        facts={"missing": [{"rank": rank, **half.as_fact()} for rank, half in missing.items()]},
+    )
+    title = f"rank {one} did not make its {_half(missing[one])}, or rank {other} its {_half(missing[other])}"
+    advice = f"compare the sends and receives of ranks {one} and {other} in this step"
+    return make_finding(view, cause, f"{title}: both are waiting", evidence, advice)
+
+
+def _missing_half(view: JobView, cause: Cause, row: int) -> Transfer:
+    """The other half of the transfer that a call waits for, as its peer should have made it."""
+    matches = {call.match for call in cause.calls}
+    part = next((part for part in view.parts_of(row) if int(view.match[part]) in matches), row)
+    return Transfer(view.calls.text("op")[part] != "send", int(view.rank[row]))
 
 
 def _describe_unanswered(view: JobView, cause: Cause) -> Finding:

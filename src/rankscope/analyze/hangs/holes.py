@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from rankscope.analyze.hangs.dump_files import ranks_stale
+from rankscope.analyze.hangs.evidence import group_text
 from rankscope.analyze.hangs.verdict import causes_of
-from rankscope.analyze.hangs.view import job_view
+from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Evidence, Finding, count_noun, format_ranks, ranks_phrase
 from rankscope.model.replicas import outsiders, replica_size
@@ -220,12 +221,10 @@ def ring_too_small(trace: Trace) -> Iterator[Finding | Effect]:
     if not affected and not blind:
         return
     ranks_blind = tuple(sorted(set().union(*blind.values())))
-    names = trace.table("groups").text("name")
-    shown = ", ".join(names[group] for group in sorted(blind)[:_MAX_FILES])
     yield Finding(
         severity="warning" if affected else "info",
         certainty="certain",
-        title=f"the ring buffer dropped all calls of {count_noun(len(blind), 'group')} ({shown}) "
+        title=f"the ring buffer dropped all calls of {_groups_shortly(view, sorted(blind))} "
         f"on {count_noun(len(ranks_blind), 'rank')}",
         ranks=ranks_blind,
         evidence=Evidence(
@@ -234,6 +233,15 @@ def ring_too_small(trace: Trace) -> Iterator[Finding | Effect]:
         ),
         help="record with TORCH_FR_BUFFER_SIZE=20000 next time",
     )
+
+
+def _groups_shortly(view: JobView, groups: list[int]) -> str:
+    """`group 3 (tp)`, or `4 groups: group 3 (tp), group 4 (pp)`; groups of the same name are listed once."""
+    names = list(dict.fromkeys(group_text(view, group) for group in groups))
+    if len(groups) == 1:
+        return names[0]
+    more = ", ..." if len(names) > _MAX_FILES else ""
+    return f"{count_noun(len(groups), 'group')}: {', '.join(names[:_MAX_FILES])}{more}"
 
 
 def _ranks_shortly(ranks: list[int]) -> str:

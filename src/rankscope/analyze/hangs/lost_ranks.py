@@ -40,7 +40,7 @@ def from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
             ranks=tuple(suspects),
             group=first.group,
             seq=first.seq,
-            certainty="likely",
+            certainty="possible" if len(view.dumped) == 1 < len(suspects) else "likely",
             time_ns=first_join(view, first),
             match=first.match,
             peer_row=view.first_waiting[first.waiting[0]],
@@ -66,10 +66,25 @@ def went_together(view: JobView, ranks: set[int]) -> str:
         return f"all ranks of host {hosts.pop()}"
     first, size, world = min(ranks), len(ranks), max(max(members, default=0) for members in view.members) + 1
     is_block = max(ranks) - first + 1 == size and first % size == 0 and world % size == 0
-    if is_block and size >= _SMALLEST_NODE:
+    per_host = _ranks_per_host(view)
+    if is_block and size == per_host:
+        return f"all {size} ranks of one host: each other host has {per_host} as well"
+    if is_block and size >= _SMALLEST_NODE and not per_host:
         return f"all {size} ranks of one node, judging by their numbers"
     group = next((number for number, members in enumerate(view.members) if set(members) == ranks), None)
     return f"all ranks of group {view.trace.table('groups').text('name')[group]}" if group is not None else ""
+
+
+def _ranks_per_host(view: JobView) -> int:
+    """How many ranks each host has, numbered in a row, if the hosts of all ranks with a dump show it; else 0."""
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    table = view.trace.table("ranks")
+    for rank, host in zip(table.array("rank").tolist(), table.text("host").tolist(), strict=True):
+        ranks_of[host].append(rank)
+    size = len(next(iter(ranks_of.values()), []))
+    is_even = all(sorted(ranks) == list(range(min(ranks), min(ranks) + size)) for ranks in ranks_of.values())
+    is_aligned = size > 0 and all(min(ranks) % size == 0 for ranks in ranks_of.values())
+    return size if is_even and is_aligned and "" not in ranks_of else 0
 
 
 def silent_losses(view: JobView) -> Iterator[Cause]:

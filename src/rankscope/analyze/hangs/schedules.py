@@ -50,7 +50,7 @@ def find_schedule_changes(trace: Trace) -> list[ScheduleChange]:
     view, programs = derived(trace, JobView), programs_of(trace)
     users = np.unique(view.rank[view.is_p2p]).tolist()
     compared = [rank for rank in users if rank in view.first_waiting or view.is_idle(rank)]
-    changes = [change for rank in compared if (change := _change_of(view, programs, rank)) is not None]
+    changes = [change for rank in compared if (change := change_of(view, programs, rank)) is not None]
     proven = [change for change in changes if change.is_proven]
     if proven:
         return proven if 4 * len(proven) <= len(compared) or len(proven) == 1 else []
@@ -58,7 +58,7 @@ def find_schedule_changes(trace: Trace) -> list[ScheduleChange]:
     return changes if len(changes) == 1 and changes[0].number >= _MIN_ALIKE else []
 
 
-def _change_of(view: JobView, programs: Programs, rank: int) -> ScheduleChange | None:
+def change_of(view: JobView, programs: Programs, rank: int) -> ScheduleChange | None:
     """The difference from the most similar earlier step; None where some earlier step begins in the same way."""
     rows = view.rows_of(rank)
     tokens = programs.token[rows]

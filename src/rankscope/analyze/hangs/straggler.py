@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,9 @@ from rankscope.analyze.hangs.signatures import SYNCHRONISING
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.hangs.wording import peers_phrase
 from rankscope.analyze.registry import Effect, Skipped, rule
-from rankscope.model.clock import median
-from rankscope.model.finding import Evidence, Finding, count_noun, format_duration
-from rankscope.model.tables import Array, Trace
+from rankscope.model.clock import POLL_NS, median
+from rankscope.model.finding import Evidence, Finding, count_noun, format_duration, ranks_phrase
+from rankscope.model.tables import MISSING, Array, Trace
 
 _MIN_EVENTS = 4
 _ENOUGH_STEPS = 10  # for a ring to show a habit beside what is not delayed
@@ -50,7 +51,8 @@ def straggler(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     the largest loss is reported. Across hosts, only lateness beyond the uncertainty of their clocks counts; without
     completion times (gloo), the clocks of different hosts are used as they are. On a host with too few cores, ranks are
     late by chance: if the collector saw ranks wait for a core that long, a rank is named only if it is almost always
-    the last. If the ring buffer kept only a few steps, the rule is listed as not checked, with the ring size to use.
+    the last. A broadcast counts only if all members left it together. If the ring buffer kept only a few steps, the
+    rule is listed as not checked, with the ring size to use.
     """
     view = job_view(trace)
     matrices = list(_group_matrices(view))
@@ -58,7 +60,7 @@ def straggler(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     if late_ranks:
         yield _finding(view, max(late_ranks, key=lambda late: late.lost_ns))
         return
-    too_little = _too_little(view, n_most=max((rows.shape[1] for rows in matrices), default=0))
+    too_little = _too_little(view, matrices)
     if too_little:
         yield Skipped(too_little)
 
@@ -76,27 +78,50 @@ class Late:
 
 
 def _group_matrices(view: JobView) -> Iterator[Array]:
-    """Per group: rows[member, collective] of the collectives that all members joined and finished."""
+    """Per set of ranks: rows[member, collective] of the collectives that all joined, waited in and finished.
+
+    Groups of the same ranks, and those that were made again, show the same habit.
+    """
     matches = view.trace.table("matches")
-    op = matches.text("op")
-    synchronises = np.fromiter((name in SYNCHRONISING for name in op.values), bool, len(op.values))[op.codes]
     n_members, n_joined = matches.array("n_members"), matches.array("n_joined")
-    usable = np.flatnonzero(
-        synchronises
-        & ~matches.array("is_p2p")
-        & (n_members > 1)
-        & (n_joined == n_members)
-        & (matches.array("n_done") == n_joined)
-    )
+    is_whole = (n_joined == n_members) & (matches.array("n_done") == n_joined)
+    usable = np.flatnonzero(~matches.array("is_p2p") & (n_members > 1) & is_whole)
     groups = matches.array("group_id")[usable]
+    op = matches.text("op")
+    waits = np.fromiter((name in SYNCHRONISING for name in op.values), bool, len(op.values))[op.codes][usable]
     rows, starts = view.match_rows
+    together: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for group in sorted(set(groups.tolist())):
-        chosen = usable[groups == group]
-        members = np.arange(int(n_members[chosen[0]]))
-        yield rows[starts[chosen][:, None] + members].T
+        together[view.members[group]].append(group)
+    for members, same in together.items():
+        chosen = np.isin(groups, same)
+        calls = rows[starts[usable[chosen]][:, None] + np.arange(len(members))].T
+        calls = calls[:, waits[chosen] | _left_together(view, calls)]
+        if calls.shape[1]:
+            yield calls[:, np.argsort(view.created[calls[0]], kind="stable")]
 
 
-def _too_little(view: JobView, n_most: int) -> str:
+def _left_together(view: JobView, calls: Array) -> Array:
+    """Whether all made their next call only after the last had joined, and at the same time.
+
+    A broadcast need not wait for all of its members. Where it did not, who is late to it is late to the next call too.
+    """
+    after = _next_created_ns(view)[calls]
+    arrival = np.sort(view.created[calls], axis=0)
+    is_close = np.ptp(after, axis=0) < (arrival[-1] - arrival[-2]) / 2
+    has_waited: Array = is_close & (after > arrival[-1]).all(axis=0)
+    return has_waited
+
+
+def _next_created_ns(view: JobView) -> Array:
+    """When the rank made the call after each call; 0 after its last one."""
+    after = np.zeros(len(view.calls), np.int64)
+    follows = view.rank[view.program[1:]] == view.rank[view.program[:-1]]
+    after[view.program[:-1][follows]] = view.created[view.program[1:][follows]]
+    return after
+
+
+def _too_little(view: JobView, matrices: Sequence[Array]) -> str:
     """Why there is too little data to find a straggler, and what to record; empty if there is enough."""
     ranks = view.trace.table("ranks")
     short = ranks.array("rank")[ranks.array("n_dropped") > 0].tolist()
@@ -104,62 +129,90 @@ def _too_little(view: JobView, n_most: int) -> str:
     kept = [(_n_steps(view, rank), len(view.rows_of(rank))) for rank in short]
     n_steps, n_calls = min(kept, default=(_MIN_EVENTS, 0))
     if n_steps < _MIN_EVENTS:
-        size = max(_USUAL_RING, math.ceil(n_calls * _ENOUGH_STEPS / max(n_steps, 1) / 1000) * 1000)
         about = f"the ring buffer kept only {count_noun(n_calls, 'call')} per rank"
         steps = f"about {count_noun(max(n_steps, 1), 'step')}; {_MIN_EVENTS} are needed"
-        return f"{about}, {steps}: record with TORCH_FR_BUFFER_SIZE={size}"
+        return f"{about}, {steps}: {_larger_ring(n_calls, n_steps)}"
+    n_most = max((rows.shape[1] for rows in matrices), default=0)
     if n_most < _MIN_EVENTS:
         most = f"no group has more than {count_noun(n_most, 'collective')} that completed on all its ranks"
-        return f"{most}; {_MIN_EVENTS} are needed"
+        missing = sorted({rank for members in view.members for rank in members} - view.dumped)
+        return f"{most}; {_MIN_EVENTS} are needed{f': add the dump of {ranks_phrase(missing)}' if missing else ''}"
+    n_delayed = max(len(_delays(view, rows).late) for rows in matrices)
+    is_partial = min((_n_steps(view, rank) for rank in (*short, *view.cut)), default=_ENOUGH_STEPS) < _ENOUGH_STEPS
+    if is_partial and 0 < n_delayed < _MIN_EVENTS:
+        seen = f"the dumps show only {count_noun(n_delayed, 'delayed collective')}; {_MIN_EVENTS} are needed"
+        again = f"copy the truncated dump of {ranks_phrase(sorted(view.cut))} again" if view.cut else ""
+        return f"{seen}: {again or _larger_ring(n_calls, n_delayed)}"
     return ""
 
 
+def _larger_ring(n_calls: int, n_steps: int) -> str:
+    size = max(_USUAL_RING, math.ceil(n_calls * _ENOUGH_STEPS / max(n_steps, 1) / 1000) * 1000)
+    return f"record with TORCH_FR_BUFFER_SIZE={size}"
+
+
 def _n_steps(view: JobView, rank: int) -> int:
-    """How many steps of the rank were kept: how often it made its recent calls, ignoring those of the startup."""
+    """How many steps of the rank were kept: how often it made its recent calls, ignoring those of the startup.
+
+    Many calls are made several times per step, and a few only in some steps: the first quarter is between them.
+    """
     tokens = programs_of(view.trace).token[view.rows_of(rank)]
     recent = np.unique(tokens[len(tokens) // 2 :])
     _, counts = np.unique(tokens[np.isin(tokens, recent)], return_counts=True)
-    return int(np.median(counts)) if len(counts) else 0
+    return int(np.sort(counts)[len(counts) // 4]) if len(counts) else 0
+
+
+@dataclass(frozen=True)
+class Delays:
+    """The collectives of a group that waited for one rank, which had not been held up itself."""
+
+    arrival: Array  # [member, collective]
+    latest: Array  # per collective, the index of the member that came last
+    alone_ns: Array  # per collective, the time from the second to last arrival to the last: what the others lost
+    late: Array  # the collectives that were delayed
+
+
+def _delays(view: JobView, rows: Array) -> Delays:
+    """After the first collective of a step all ranks run together again: only few collectives are delayed at all."""
+    arrival = view.created[rows].astype(np.float64)
+    ordered = np.sort(arrival, axis=0)
+    alone = ordered[-1] - ordered[-2]
+    latest = np.argmax(arrival, axis=0)
+    # Who was itself held up in another group passes the delay on, but is not its origin; and a delay that lasts over
+    # several collectives has its origin before the first of them.
+    own = np.diff(_own_time_ns(view)[rows], axis=1, prepend=0.0)
+    others = median(np.sort(own, axis=0)[:-1], axis=0)
+    is_late = alone > max(_MIN_LATE_NS, _clock_error_ns(view, rows[:, 0]))
+    is_late &= own[latest, np.arange(rows.shape[1])] - others > alone / 2
+    return Delays(arrival, latest, alone, np.flatnonzero(is_late))
 
 
 def _late_rank(view: JobView, rows: Array) -> Late | None:
-    """The rank that most of the delayed collectives of a group waited for.
+    """The rank that most of the delayed collectives of a group waited for."""
+    delays = _delays(view, rows)
+    if len(delays.late) < _MIN_EVENTS:
+        return None
+    members, counts = np.unique(delays.latest[delays.late], return_counts=True)
+    top = int(members[np.argmax(counts)])
+    rank = int(view.rank[rows[top, 0]])
+    mine = delays.late[delays.latest[delays.late] == top]
+    ordered, alone = np.sort(delays.arrival, axis=0), delays.alone_ns[mine]
+    lost_share = float(alone.sum()) / _time_together_ns(ordered[-1], mine)
+    if not _is_habit(len(mine), len(delays.late), len(rows), _bounds_of_luck(view.trace, rank, lost_share)):
+        return None
+    middle = ordered[:-1].mean(axis=0) if len(rows) < 4 else median(ordered[:-1], axis=0)
+    delay = (ordered[-1] - middle)[mine]
+    spread = median(np.abs(delay - median(delay)))
+    if spread > _MAX_SPREAD * median(delay) or lost_share < _MIN_SHARE_OF_TIME:
+        return None
+    lost = int(alone.sum()) * (len(rows) - 1)
+    return Late(rank, delay, rows[top, mine], rows.shape[1], len(delays.late), lost)
 
-    After the first collective of a step all ranks run together again, so the delays that count are those of the few
-    collectives that were delayed at all, not the average over all of them.
-    """
-    arrival = view.created[rows].astype(np.float64)
-    ordered = np.sort(arrival, axis=0)
-    middle = ordered[: len(rows) - 1].mean(axis=0) if len(rows) < 4 else median(ordered[:-1], axis=0)
-    delay = ordered[-1] - middle
-    # What the others lost is the time from the second to last arrival to the last.
-    alone = ordered[-1] - ordered[-2]
-    is_delayed = alone > max(_MIN_LATE_NS, 6 * _clock_error_ns(view, rows[:, 0]))
-    if np.count_nonzero(is_delayed) < _MIN_EVENTS:
-        return None
-    latest = np.argmax(arrival, axis=0)
-    columns = np.arange(rows.shape[1])
-    # Who was itself held up in another group passes the delay on, but is not its origin.
-    own = _own_time_ns(view)[rows]
-    others = median(np.sort(own, axis=0)[:-1], axis=0)
-    is_delayed &= own[latest, columns] - others > alone / 2
-    if np.count_nonzero(is_delayed) < _MIN_EVENTS:
-        return None
-    last = view.rank[rows[latest, columns]]
-    ranks, counts = np.unique(last[is_delayed], return_counts=True)
-    top = int(np.argmax(counts))
-    mine = np.flatnonzero(is_delayed & (last == ranks[top]))
-    lost_share = float(alone[mine].sum() / max(np.ptp(ordered[-1]), 1.0))
-    bounds = _bounds_of_luck(view.trace, int(ranks[top]), lost_share)
-    if not _is_habit(int(counts[top]), int(np.count_nonzero(is_delayed)), len(rows), bounds):
-        return None
-    middle_delay = median(delay[mine])
-    spread = median(np.abs(delay[mine] - middle_delay))
-    if spread > _MAX_SPREAD * middle_delay or lost_share < _MIN_SHARE_OF_TIME:
-        return None
-    own_rows = rows[np.argmax(arrival[:, mine], axis=0), mine]
-    lost = int(alone[mine].sum()) * (len(rows) - 1)
-    return Late(int(ranks[top]), delay[mine], own_rows, rows.shape[1], int(np.count_nonzero(is_delayed)), lost)
+
+def _time_together_ns(ends: Array, late: Array) -> float:
+    """The time in which the group worked: a pause longer than from one delay to the next counts as one such time."""
+    usual = float(median(np.diff(ends[late]))) if len(late) > 1 else float(np.ptp(ends))
+    return max(float(np.minimum(np.diff(ends), usual).sum()), 1.0)
 
 
 def _bounds_of_luck(trace: Trace, rank: int, lost_share: float) -> tuple[float, float]:
@@ -176,33 +229,41 @@ def _is_habit(n_last: int, n_delayed: int, n_ranks: int, bounds: tuple[float, fl
 
 
 def _own_time_ns(view: JobView) -> Array:
-    """Time of each call since the rank's previous one, counted from when the last member joined that one."""
+    """Up to each call, the time that the rank itself took: between its calls, without waiting for others to join."""
     return derived(view.trace, _measure_own_time)
 
 
 def _measure_own_time(trace: Trace) -> Array:
     view = job_view(trace)
-    program = view.program
-    previous = np.full(len(view.calls), -1, np.int64)
-    follows = view.rank[program[1:]] == view.rank[program[:-1]]
-    previous[program[1:][follows]] = program[:-1][follows]
-    released = view.created[previous]
-    is_matched = view.match[previous] >= 0
-    joined = trace.table("matches").array("last_created_ns")
-    released[is_matched] = np.maximum(released[is_matched], joined[view.match[previous[is_matched]]])
-    own = np.where(previous >= 0, view.created - released, 0).astype(np.float64)
-    return np.maximum(own, 0.0)
+    matched = np.flatnonzero(view.match >= 0)
+    joined = trace.table("matches").array("last_created_ns")[view.match[matched]]
+    by_rank = np.lexsort((joined, view.rank[matched]))
+    matched, joined = matched[by_rank], joined[by_rank]
+    starts = np.searchsorted(view.rank[matched], view.ranks, "left").tolist()
+    ends = np.searchsorted(view.rank[matched], view.ranks, "right").tolist()
+    own = np.zeros(len(view.calls), np.float64)
+    for rank, start, end in zip(view.ranks, starts, ends, strict=True):
+        rows = view.rows_of(rank)
+        created = view.created[rows]
+        # A rank that enqueues ahead waits for an older call than its previous one: what counts is who came when.
+        joins = np.concatenate(([0], joined[start:end]))
+        released = np.maximum(created[:-1], joins[np.searchsorted(joins, created[1:], "left") - 1])
+        own[rows[1:]] = np.cumsum(np.maximum(created[1:] - released, 0))  # before the first call nothing is recorded
+    return own
 
 
 def _clock_error_ns(view: JobView, rows: Array) -> float:
-    """The uncertainty of these ranks' clocks against each other; 0 on one host."""
+    """How far the clocks of these ranks may be from each other, generously; 0 on one host."""
     table = view.trace.table("ranks")
     members = np.isin(table.array("rank"), view.rank[rows])
     hosts = set(table.text("host").take(np.flatnonzero(members)).tolist())
     errors = table.array("clock_error_ns")[members]
     if len(hosts) == 1 and "" not in hosts:
         return 0.0
-    return float(errors.max(initial=0))
+    largest = float(errors.max(initial=0))
+    # Beside a clock that was corrected, one that was left alone may be wrong by a polling period.
+    is_mixed = largest > 0 and bool((errors == MISSING).any())
+    return max(6 * largest, POLL_NS + 3 * largest if is_mixed else 0.0)
 
 
 def _finding(view: JobView, late: Late) -> Finding:

@@ -61,6 +61,8 @@ def rank_lost(trace: Trace) -> Iterator[Finding | Effect]:
 
 def _describe_lost(view: JobView, cause: Cause) -> Finding:
     rows = waiting_rows(view, cause)
+    if rows and len(view.dumped) == 1 < len(cause.ranks):
+        return _describe_only_one(view, cause, rows)
     peers = _peers_in_call(view, cause) or view.ranks
     is_one = len(cause.ranks) == 1
     n_waiting = len(cause.blocked)
@@ -101,6 +103,24 @@ def _describe_lost(view: JobView, cause: Cause) -> Finding:
     if unit:
         advice = f"check the host of {ranks_phrase(cause.ranks)}: is it up, and what does dmesg show?"
     return make_finding(view, cause, title, evidence, advice)
+
+
+def _describe_only_one(view: JobView, cause: Cause, rows: list[int]) -> Finding:
+    """The only dump that is here shows where its rank waits, and nothing about whom it waits for."""
+    rank = view.ranks[0]
+    n_members = len({rank for members in view.members for rank in members})
+    evidence = make_evidence(
+        view,
+        cause,
+        1,
+        certain=(f"rank {rank} made the call and is waiting",),
+        likely=(),
+        notes=(f"only rank {rank} can be judged: what the other {n_members - 1} ranks did is unknown",),
+        comparison=None,
+        stacks=stack_groups(view, rows, "waiting"),
+    )
+    title = f"only 1 of {n_members} ranks left a dump here: rank {rank} is waiting in {call_text(view, rows[0])}"
+    return make_finding(view, cause, title, evidence, "collect the dumps of all ranks, and run again")
 
 
 def _last_seen(view: JobView, cause: Cause) -> tuple[str, ...]:
@@ -147,12 +167,13 @@ def _describe_stuck(view: JobView, cause: Cause) -> Finding:
     is_blind = cause.group in view.blind_groups
     absent = f"{ranks_phrase(cause.ranks)} {has(n_culprits)} not made the call"
     they, is_not = ("it is", "is not") if n_culprits == 1 else ("they are", "are not")
+    other = "left the loop" if cause.certainty == "certain" else "skipped the transfer"
     evidence = make_evidence(
         view,
         cause,
         len(peers),
         certain=(absent if is_blind else f"{absent}, and {is_not} waiting in another one that was recorded", last),
-        likely=(f"{they} stuck or busy in Python or on the device{after}, or {has(n_culprits)} left the loop",),
+        likely=(f"{they} stuck or busy in Python or on the device{after}, or {has(n_culprits)} {other}",),
         notes=_host_note(view, cause.ranks),
         comparison=None if view.is_p2p[cause.peer_row] else compare_with(view, cause, peers),
         stacks=(*last_stack, *stack_groups(view, waiting_rows(view, cause), "waiting")),

@@ -22,6 +22,7 @@ from rankscope.analyze.hangs.lost_ranks import from_unknown, silent_losses
 from rankscope.analyze.hangs.programs import Programs, programs_of
 from rankscope.analyze.hangs.roots import roots_first
 from rankscope.analyze.hangs.schedules import find_schedule_changes
+from rankscope.analyze.hangs.unmatched import from_change, unmatched_transfer
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import Cycle, WaitGraph, WaitingCall, wait_graph
 from rankscope.analyze.manifests import came_to_an_end, ended_well
@@ -113,9 +114,9 @@ def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycl
     if departures:
         yield departures[0]
         return
-    unanswered = _passed_by(view, cycle)
-    if unanswered is not None:
-        yield unanswered
+    unmatched = unmatched_transfer(view, graph, programs, cycle)
+    if unmatched is not None:
+        yield unmatched
         return
     odd = _odd_ranks(view, programs, cycle)
     call = min(cycle.calls, key=lambda call: first_join(view, call))
@@ -140,34 +141,6 @@ def _by_kind_and_time(cause: Cause) -> tuple[bool, int]:
     """Of a transfer without counterpart, the half that was left out before the half that was made once too often."""
     is_extra = cause.departure is not None and cause.departure.shift.kind != "skipped"
     return cause.rule == "p2p-unmatched" and is_extra, cause.time_ns
-
-
-def _passed_by(view: JobView, cycle: Cycle) -> Cause | None:
-    """A transfer whose other rank went on to a collective without it, where there is only one such rank."""
-    passed = [
-        (call, rank)
-        for call in cycle.calls
-        for rank, reason in call.held_up_by.items()
-        if call.is_p2p
-        and reason == "absent"
-        and not view.is_p2p[view.first_waiting.get(rank, call.match)]
-        and rank in view.first_waiting
-    ]
-    if len({rank for _, rank in passed}) != 1:
-        return None
-    call, rank = passed[0]
-    return Cause(
-        rule="p2p-unmatched",
-        ranks=(rank,),
-        group=call.group,
-        seq=call.seq,
-        certainty="likely",
-        time_ns=first_join(view, call),
-        match=call.match,
-        culprit_row=view.first_waiting[rank],
-        peer_row=view.first_waiting[call.waiting[0]],
-        calls=tuple(call for call, _ in passed),
-    )
 
 
 def _is_order_alone(cycle: Cycle) -> bool:
@@ -241,26 +214,8 @@ def _from_group_order(view: JobView, trace: Trace) -> Iterator[Cause]:
 
 def _from_schedules(view: JobView, graph: WaitGraph, trace: Trace) -> Iterator[Cause]:
     """Ranks that left their own schedule of transfers, where transfers or what depends on them wait."""
-    if not any(call.is_p2p for call in graph.calls.values()):
-        return
-    for change in derived(trace, find_schedule_changes):
-        peers = {transfer.peer for transfer in (*change.missing, *change.extra)}
-        calls = tuple(call for call in graph.calls.values() if change.rank in call.held_up_by)
-        first = next((call for call in calls if call.is_p2p and peers & set(call.waiting)), None)
-        peer = next((rank for rank in sorted(peers) if rank in view.first_waiting), None)
-        yield Cause(
-            rule="p2p-unmatched",
-            ranks=(change.rank,),
-            group=int(view.group[change.expected_row]),
-            seq=first.seq if first is not None else int(view.seq[change.row]),
-            certainty="likely",
-            time_ns=int(view.created[change.row]),
-            match=first.match if first is not None else MISSING,
-            culprit_row=change.row,
-            peer_row=view.first_waiting[peer] if peer is not None else MISSING,
-            schedule=change,
-            calls=calls,
-        )
+    if any(call.is_p2p for call in graph.calls.values()):
+        yield from (from_change(view, graph, change) for change in derived(trace, find_schedule_changes))
 
 
 def _odd_ranks(view: JobView, programs: Programs, cycle: Cycle) -> tuple[int, ...]:
@@ -337,12 +292,14 @@ def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: di
     # Of several calls that wait for the rank, the one it would have made next; only then do times of hosts decide.
     expected = programs.next_class(int(rows[-1])) if len(rows) else None
     first = min(calls, key=lambda call: (int(programs.group_class[call.group]) != expected, first_join(view, call)))
+    # Members of a group must come to its collective. A transfer may have been left out, and all that followed made.
+    is_owed = any(not call.is_p2p for call in calls)
     return Cause(
         rule="rank-stuck",
         ranks=tuple(sorted(ranks)),
         group=first.group,
         seq=first.seq,
-        certainty="certain",
+        certainty="certain" if is_owed else "likely",
         time_ns=first_join(view, first),
         match=first.match,
         culprit_row=int(rows[-1]) if len(rows) else MISSING,

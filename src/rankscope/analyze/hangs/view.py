@@ -134,9 +134,19 @@ class JobView:
     @cached_property
     def first_waiting(self) -> dict[int, int]:
         """Per rank the oldest call that has not ended: later ones wait behind it."""
-        waiting = self.program[~self.is_done[self.program]]
+        waiting = self.program[~self.is_done[self.program] & ~self._may_be_part[self.program]]
         ranks, first = np.unique(self.rank[waiting], return_index=True)
         return dict(zip(ranks.tolist(), waiting[first].tolist(), strict=True))
+
+    @cached_property
+    def _may_be_part(self) -> Array:
+        """True for transfers at the end of a cut dump: only the last entry of a batch, here lost, shows its end."""
+        is_part = np.zeros(len(self.calls), bool)
+        for rank in self.cut:
+            rows = self.rows_of(rank)
+            others = np.flatnonzero(~self.is_p2p[rows])
+            is_part[rows[others[-1] + 1 if len(others) else 0 :]] = True
+        return is_part
 
     @cached_property
     def cut(self) -> frozenset[int]:
