@@ -423,4 +423,4 @@ def test_stacks_of_python_and_cpp_in_a_log_are_read(tmp_path: Path) -> None:
     report = diagnose(trace)
     assert not report.findings
     [check] = [check for check in report.checks if check.rule == "rank-elsewhere"]
-    assert (check.status, check.why) == ("skipped", "no stack is known to be that of a rank's main thread")
+    assert (check.status, check.why) == ("skipped", "no stack trace of a rank's main thread")
