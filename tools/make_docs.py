@@ -111,7 +111,7 @@ def accuracy_in_short() -> str:
 - **The verdicts are measured.** In {cases:,} simulated jobs with a fault, under {len(silent_rows)} conditions
   (damaged, stale or mixed dumps, short rings, groups created again), the first finding has the right fault and
   exactly the right ranks in {right:,}, the culprit together with its peers in {among}, the right ranks for another
-  fault in {only_rank}. It is wrong in {wrong}, {unchecked} are listed as not checked with the ring size to use,
+  fault in {only_rank}. It is wrong in {wrong}, {unchecked} are listed as not checked with what to collect,
   and {silent} stayed unnoticed. Wrong findings that were called certain: {certain_but_wrong}.
   {n_healthy} healthy jobs gave {n_healthy - n_quiet} false alarms:
   [docs/accuracy.md](docs/accuracy.md)."""

@@ -148,7 +148,7 @@ def test_a_ring_that_kept_a_few_steps_is_said_not_to_show_a_habit() -> None:
     assert "TORCH_FR_BUFFER_SIZE=2000" in why_skipped(steps(1), dropped=500)
     # A ring of many steps is not to blame where ranks only send and receive.
     transfers = {0: ["pp:1 send>1 done @loop.py:9"] * 9, 1: ["pp:1 recv<0 done @loop.py:12"] * 9}
-    assert why_skipped(transfers, dropped=500).startswith("no group has more than 0 collectives")
+    assert why_skipped(transfers, dropped=500).startswith("no set of ranks has more than 0 collectives")
 
 
 def test_a_ring_that_kept_enough_steps_is_judged_whatever_it_dropped() -> None:
@@ -160,7 +160,7 @@ def test_a_ring_that_kept_enough_steps_is_judged_whatever_it_dropped() -> None:
 
 def test_a_job_of_a_few_calls_is_too_short_for_a_habit_whatever_the_ring() -> None:
     assert why_skipped({0: ["dp:1 all_reduce done"] * 3, 1: ["dp:1 all_reduce done"] * 3}) == (
-        "no group has more than 3 collectives that completed on all its ranks; 4 are needed"
+        "no set of ranks has more than 3 collectives that completed on all its ranks; 4 are needed"
     )
     assert why_skipped(steps(1)) == ""  # a single step, but all that there was
 

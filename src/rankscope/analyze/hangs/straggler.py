@@ -58,7 +58,10 @@ def straggler(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     matrices = list(_group_matrices(view))
     late_ranks = [late for rows in matrices if (late := _late_rank(view, rows)) is not None]
     if late_ranks:
-        yield _finding(view, max(late_ranks, key=lambda late: late.lost_ns))
+        worst = max(late_ranks, key=lambda late: late.lost_ns)
+        # A delay may last over several groups' calls: the one that it comes right before shows the line.
+        same = [late for late in late_ranks if late.rank == worst.rank]
+        yield _finding(view, max(same, key=lambda late: (_is_origin(view, late), late.lost_ns)))
         return
     too_little = _too_little(view, matrices)
     if too_little:
@@ -75,6 +78,13 @@ class Late:
     n_collectives: int
     n_delayed: int
     lost_ns: int
+
+
+def _is_origin(view: JobView, late: Late) -> bool:
+    """Whether the rank took most of the time right before these calls, not before earlier ones of other groups."""
+    rows, total = view.rows_of(late.rank), _own_time_ns(view)
+    before = rows[np.maximum(np.searchsorted(rows, late.rows) - 1, 0)]
+    return bool(median(total[late.rows] - total[before]) > median(late.lateness_ns) / 2)
 
 
 def _group_matrices(view: JobView) -> Iterator[Array]:
@@ -134,7 +144,7 @@ def _too_little(view: JobView, matrices: Sequence[Array]) -> str:
         return f"{about}, {steps}: {_larger_ring(n_calls, n_steps)}"
     n_most = max((rows.shape[1] for rows in matrices), default=0)
     if n_most < _MIN_EVENTS:
-        most = f"no group has more than {count_noun(n_most, 'collective')} that completed on all its ranks"
+        most = f"no set of ranks has more than {count_noun(n_most, 'collective')} that completed on all its ranks"
         missing = sorted({rank for members in view.members for rank in members} - view.dumped)
         return f"{most}; {_MIN_EVENTS} are needed{f': add the dump of {ranks_phrase(missing)}' if missing else ''}"
     n_delayed = max(len(_delays(view, rows).late) for rows in matrices)
