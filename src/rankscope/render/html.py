@@ -67,6 +67,11 @@ def asset(name: str) -> str:
     return (files("rankscope.render") / "assets" / name).read_text("utf-8")
 
 
+def assets(names: Iterable[str]) -> Html:
+    """Several of them as the content of one element; as they are, or their digest would be another."""
+    return Html("\n".join(map(asset, names)))
+
+
 def digest(content: str) -> str:
     """How a page's policy names a style or script that it allows."""
     return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
@@ -79,8 +84,7 @@ def page_frame(
     """The HTML before and after the body. `styles` and `scripts` name assets; they are part of the page itself,
     and the page's policy allows these and nothing else. Both must be tuples. One that `may_ask` can load data from
     the server that it came from."""
-    style = "\n".join(map(asset, styles))
-    script = "\n".join(map(asset, scripts))
+    style, script = assets(styles), assets(scripts)
     allowed = f"default-src 'none'; style-src {digest(style)}; img-src data:"
     if script:
         allowed += f"; script-src {digest(script)}"
@@ -94,9 +98,9 @@ def page_frame(
         "<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n",
         Html(allowed),
         title,
-        Html(style),
+        style,
     )
-    return head, (markup("<script>{}</script>\n", Html(script)) if script else NOTHING) + markup("</body>\n</html>\n")
+    return head, (markup("<script>{}</script>\n", script) if script else NOTHING) + markup("</body>\n</html>\n")
 
 
 def page(title: str, body: Iterable[Html], styles: Sequence[str] = ("page.css",), scripts: Sequence[str] = ()) -> Html:

@@ -18,7 +18,7 @@ from rankscope.model.tables import MISSING, SCHEMA, Column, Table, Trace
 from rankscope.render.cards import Cards, skipped_checks
 from rankscope.render.escape import cut_short
 from rankscope.render.finding_words import capture_parts, found_phrase, sources_phrase
-from rankscope.render.html import NOTHING, Html, asset, joined, markup, text
+from rankscope.render.html import NOTHING, Html, assets, joined, markup, text
 from rankscope.render.listing import fold
 
 MAX_OPEN_FINDINGS = 5
@@ -48,7 +48,7 @@ def _fragment(parts: Iterable[Html]) -> str:
 @functools.lru_cache
 def _style() -> Html:
     """The pages' style, nested: what it says of the whole page holds for this element."""
-    rules = "\n".join(map(asset, _STYLES)).replace(":root", "&")
+    rules = assets(_STYLES).replace(":root", "&")
     return markup(".rankscope {{\n{}}}", Html(rules))
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from rankscope.analyze.hangs.cause import Cause, first_join
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import WaitGraph, WaitingCall
+from rankscope.model.finding import Certainty
 
+_SAME_ATTEMPT_NS = 10 * 10**9
 # Ops that some ranks may leave before others have come. Which rank is the root is not recorded.
 ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
 
@@ -29,7 +31,7 @@ def from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Iterat
             ranks=tuple(sorted(lagging or unseen or _not_started(view, call) or members)),
             group=call.group,
             seq=call.seq,
-            certainty="likely" if lagging or _is_paired_by_count(view, call) else "possible" if unseen else "certain",
+            certainty=_certainty(view, call, is_partial=bool(lagging), is_seen=not unseen),
             time_ns=first_join(view, call),
             match=call.match,
             culprit_row=row,
@@ -37,6 +39,16 @@ def from_complete(view: JobView, graph: WaitGraph, diverged: set[int]) -> Iterat
             calls=(call,),
             has_completed=completed_by(view, call.match) if lagging else (),
         )
+
+
+def _certainty(view: JobView, call: WaitingCall, *, is_partial: bool, is_seen: bool) -> Certainty:
+    if is_partial or _is_paired_by_count(view, call):
+        return "likely"
+    if not is_seen:
+        return "possible"
+    # A clock that is this far off may as well be a dump of another attempt, which says nothing about this call.
+    offsets = view.trace.table("ranks").array("clock_offset_ns")
+    return "likely" if len(offsets) and int(offsets.max()) - int(offsets.min()) > _SAME_ATTEMPT_NS else "certain"
 
 
 def _rule_of_complete(view: JobView, call: WaitingCall) -> str:

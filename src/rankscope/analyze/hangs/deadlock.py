@@ -51,9 +51,12 @@ def _describe_cycle(view: JobView, cause: Cause) -> Finding:
             f"{ranks_phrase(cause.ranks)} called {_call_of_group(view, cause.culprit_row)} before "
             f"{_call_of_group(view, cause.peer_row)}, where the others are waiting"
         )
-        its = "its" if len(cause.ranks) == 1 else "their"
+        is_one = len(cause.ranks) == 1
+        its = "its" if is_one else "their"
         order = f"made these calls in a different order than the others, or than in {its} earlier steps"
-        likely = (f"{ranks_phrase(cause.ranks)} {order}; or passed the wrong group",)
+        likely = (f"{ranks_phrase(cause.ranks)} {order}",)
+        if n_groups > 1:
+            likely += (f"if the order is right, check which group {'it passes' if is_one else 'they pass'}",)
     evidence = make_evidence(
         view,
         cause,

@@ -238,7 +238,7 @@ def _describe_stalled(view: JobView, cause: Cause) -> Finding:
         likely = "the device hangs, or the other ranks know this group under a different number"
     if cause.has_completed:
         title, certain, likely = _partly_completed(view, cause, call)
-    elif cause.certainty != "certain":
+    elif cause.certainty == "possible":
         title += f"; what {ranks_phrase(cause.ranks)} called is not recorded"
         certain = "the calls that were recorded have the same operation, sizes and type"
         likely = f"{ranks_phrase(cause.ranks)} made a different call, or the fault is on a device or in the network"

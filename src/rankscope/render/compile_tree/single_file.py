@@ -17,7 +17,7 @@ from rankscope.model.artifact_names import other_spelling
 from rankscope.model.finding import Report
 from rankscope.model.tables import Trace
 from rankscope.render.compile_tree.outputs import TreeOptions
-from rankscope.render.html import asset, digest, markup
+from rankscope.render.html import assets, digest, markup
 from rankscope.render.listing import n_bytes_phrase
 
 STYLES = ("code.css", "pack.css")
@@ -104,8 +104,8 @@ def _is_left_out(path: Path) -> bool:
 
 def _write_page(folder: Path, names: list[str], target: BinaryIO) -> None:
     index = (folder / "index.html").read_bytes()
-    style = "\n".join(map(asset, STYLES))
-    script = "\n".join(map(asset, SCRIPTS))
+    style = assets(STYLES)
+    script = assets(SCRIPTS)
     policy = _policy(folder, names, style, script)
     head = _POLICY.sub(rb"\g<1>" + policy + b'"', index, count=1).rpartition(b"</body>")[0]
     target.write(head)
