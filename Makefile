@@ -40,7 +40,7 @@ test: $(WITH_TORCH) $(PROGRAMS) lint
 check: lint quick
 
 quick: $(CHECKER)
-	$(PYTEST) -m "not e2e and not slow"
+	$(PYTEST) -n 4 -m "not e2e and not slow"  # many of them wait for a process: four keep two cores busy
 
 lint: $(CHECKER)
 	$(BIN)/ruff check .

@@ -262,8 +262,13 @@ def _describe_stalled(view: JobView, cause: Cause) -> Finding:
     return make_finding(view, cause, title, evidence, advice)
 
 
+def _is_on_host(view: JobView, cause: Cause) -> bool:
+    """Whether the call ran without a device."""
+    return view.calls.text("backend")[cause.culprit_row] == "gloo"
+
+
 def _advice_on_stall(view: JobView, cause: Cause) -> str:
-    if view.calls.text("backend")[cause.culprit_row] == "gloo":  # no device takes part
+    if _is_on_host(view, cause):
         return "check the network between these hosts: interface (GLOO_SOCKET_IFNAME), firewall, routes"
     if cause.has_completed:
         culprits = ranks_phrase(cause.ranks)
@@ -291,6 +296,8 @@ def _partly_completed(view: JobView, cause: Cause, call: str) -> tuple[str, str,
     title = f"{culprits} {has(len(cause.ranks))} not completed {where}, but {peers} {has(len(cause.has_completed))}"
     certain = f"all members made the call; it completed on {peers}, but not on {culprits}"
     likely = f"the device or link of {culprits} hangs, or a kernel before the call on the same stream"
+    if _is_on_host(view, cause):
+        likely = f"the network between {culprits} and the others fails"
     if view.calls.text("op")[cause.culprit_row] in ROOTED:
         likely = f"{culprits} passed a different src or dst than the others, which is not recorded; or {likely}"
     return title, certain, likely
