@@ -60,6 +60,8 @@ def test_a_rank_dumped_before_its_first_call_of_a_group_is_not_stuck(seed: int, 
         ),
         ("skip/drawn", 90001, "a call that comes seldom, reached too early, is no op-mismatch for certain"),
         ("p2p/batched", 91000, "a transfer left out shifts all later ones: no deadlock by order for certain"),
+        ("order/stale", 420001, "a dump that is minutes off may be of another attempt: no stall for certain"),
+        ("repeat/drawn", 500009, "of two ranks, the one that waits may have made its last call once too often"),
     ],
 )
 def test_what_was_called_certain_and_was_wrong(name: str, seed: int, what: str, tmp_path: Path) -> None:

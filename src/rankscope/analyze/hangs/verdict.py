@@ -293,7 +293,7 @@ def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: di
     expected = programs.next_class(int(rows[-1])) if len(rows) else None
     first = min(calls, key=lambda call: (int(programs.group_class[call.group]) != expected, first_join(view, call)))
     # Members of a group must come to its collective. A transfer may have been left out, and all that followed made.
-    is_owed = any(not call.is_p2p for call in calls)
+    is_owed = any(not call.is_p2p and not _may_be_extra(view, programs, call) for call in calls)
     return Cause(
         rule="rank-stuck",
         ranks=tuple(sorted(ranks)),
@@ -306,6 +306,15 @@ def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: di
         peer_row=view.first_waiting[first.waiting[0]],
         calls=calls,
     )
+
+
+def _may_be_extra(view: JobView, programs: Programs, call: WaitingCall) -> bool:
+    """Whether those that wait, no majority, may have made the call once too often: it repeats their last one."""
+    if 2 * len(call.waiting) > len(view.members[call.group]):
+        return False
+    rows = [view.first_waiting[rank] for rank in call.waiting if rank in view.first_waiting]
+    before = [programs.token[programs.preceding(row, limit=1)] for row in rows]
+    return all(len(last) and last[0] == programs.token[row] for row, last in zip(rows, before, strict=True))
 
 
 def _from_unpaired(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
