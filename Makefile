@@ -25,7 +25,7 @@ help:
 	@echo "make check   lint, types and the quick tests, none of which needs torch"
 	@echo "make quick   the quick tests alone"
 	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
-	@echo "make accuracy   count right and wrong verdicts on simulated jobs, in docs/accuracy.md (some minutes)"
+	@echo "make accuracy   count right and wrong verdicts on simulated and real jobs, in docs/accuracy.md (some minutes)"
 	@echo "make screenshots   take the pictures in docs/images again (needs chromium)"
 	@echo "make bench   measure against torchfrtrace, Holistic Trace Analysis, tlparse and Chakra on this machine (over an hour)"
 	@echo "make clean   remove the environment and all caches"
@@ -36,6 +36,9 @@ demo: $(PACKAGE)
 # torch comes first, so that nothing else can pull in another version of it.
 test: $(WITH_TORCH) $(PROGRAMS) lint
 	$(PYTEST)
+
+# Where a machine forbids Python to keep what it compiled, every worker and every command compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
 
 check: lint quick
 
@@ -49,8 +52,10 @@ lint: $(CHECKER)
 docs: $(PACKAGE)
 	$(BIN)/python tools/make_docs.py
 
-accuracy: $(CHECKER)
+accuracy: $(WITH_TORCH) $(CHECKER)
 	$(BIN)/python tools/make_accuracy.py
+	$(BIN)/python tools/make_late_accuracy.py
+	$(BIN)/python tools/make_log_accuracy.py
 
 screenshots: $(CHECKER) $(PROGRAMS)
 	$(BIN)/python tools/make_screenshots.py

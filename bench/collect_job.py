@@ -25,7 +25,7 @@ from rankscope.collect.desync.calls import Calls
 from rankscope.collect.desync.hooks import Hooks
 
 NEVER = 10**9
-PARTS = ("execution_trace", "kineto", "recorder", "stacks", "metrics", "compile_log", "desync")
+PARTS = ("execution_trace", "kineto", "recorder", "stacks", "metrics", "compile_log", "desync", "host")
 NOTHING: dict[str, Any] = dict.fromkeys(PARTS, False)
 RECORDED: dict[str, Any] = {**NOTHING, "wait": 0, "warmup": 1, "clean": 0}
 MODES: dict[str, dict[str, Any]] = {
@@ -35,6 +35,7 @@ MODES: dict[str, dict[str, Any]] = {
     "metrics": {**NOTHING, "metrics": True},
     "recorder, stacks": {**NOTHING, "recorder": True, "stacks": True},
     "desync": {**NOTHING, "desync": True},
+    "host": {**NOTHING, "host": True},
     "kineto": {**RECORDED, "kineto": True},
     "kineto, execution trace": {**RECORDED, "kineto": True, "execution_trace": True},
     "kineto, stacks, memory": {**RECORDED, "kineto": True, "with_stack": True, "memory": True},

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rankscope.model.border import raise_bugs
+
 if TYPE_CHECKING:
     from page_browser import Opened
     from playwright.sync_api import Browser
@@ -21,6 +23,7 @@ def pytest_configure() -> None:
     """What a shell starts in the background ignores interrupts, and so would all processes that the tests interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(GARBAGE_THRESHOLD)
+    raise_bugs()  # users get a report without the file or the rule that failed; here every bug is seen
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -53,7 +53,10 @@ SMOKE = {
     "torchfrtrace": "rankscope torchfrtrace dumps",
     "tlparse": "rankscope tlparse compiled -o tl_out --no-browser",
     "link": "rankscope link traces -o linked",
-    "chakra": "rankscope export traces --to chakra -o et && rankscope chakra validate et",
+    "chakra": """\
+rankscope export traces --to chakra -o et
+if python -c 'import google.protobuf' 2> /dev/null; then rankscope chakra validate et
+else rankscope chakra validate et 2>&1 | grep -F "pip install 'rankscope[chakra]'"; fi""",
     "logs": "rankscope logs --help",
     "completion": "rankscope completion bash",
     "help": "rankscope help reading",

@@ -50,5 +50,5 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"rankscope.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'rankscope' has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-    return found
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value

@@ -148,6 +148,12 @@ def _run(arguments: list[str]) -> int:
     complete = with_default_command(arguments)
     names = complete[:1] if complete[0] in COMMANDS else ()
     args = build_parser(names).parse_args(complete)
+    if getattr(args, "debug", False):
+        os.environ["RANKSCOPE_DEBUG"] = "1"  # processes that this one starts raise as well
+    if os.environ.get("RANKSCOPE_DEBUG"):
+        from rankscope.model.border import raise_bugs
+
+        raise_bugs()
     code: int = args.run(args)
     return code
 

@@ -23,8 +23,8 @@ def load(
 ) -> Trace:
     """Reads every trace at the given paths and matches what belongs together.
 
-    `transform` may change the tables as they were read, before groups are resolved. `may_limit_memory` is for programs
-    that own their process: while it reads, a hostile file then cannot exhaust the memory.
+    `transform` may change the tables as they were read, before groups are resolved. While it reads, a file may take
+    only as much memory, CPU time, rows and names as honest files of its size need; `limits=False` lifts that.
     `cache` is the folder that keeps the tables of large traces for the next run; without it they live as long as this
     process. `with_stacks` also reads the Python functions of profiler traces.
     """

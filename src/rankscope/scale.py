@@ -93,8 +93,8 @@ def _reachable(address: str) -> str:
         if address.endswith(".json"):
             with open(address, encoding="utf-8") as file:
                 address = str(json.load(file)["address"])
-        protocol, _, place = address.rpartition("://")
-        host, _, port = place.rpartition(":")
+        protocol, _, endpoint = address.rpartition("://")
+        host, _, port = endpoint.rpartition(":")
         if protocol not in ("", "tcp", "tls"):
             raise ValueError(protocol)
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as door:

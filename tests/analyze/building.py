@@ -27,6 +27,7 @@ from rankscope.analyze import run_rules
 from rankscope.analyze.hangs.clocks import align_clocks
 from rankscope.analyze.hangs.groups import resolve_groups
 from rankscope.analyze.hangs.matching import match_collectives
+from rankscope.analyze.stages import table_makers
 from rankscope.model.finding import Finding
 from rankscope.model.tables import MISSING, Table, Trace
 
@@ -58,6 +59,7 @@ def job(programs: Programs, setting: Setting | None = None) -> Trace:
     trace.tables.update(resolve_groups(trace))
     trace.tables.update(align_clocks(trace))
     trace.tables.update(match_collectives(trace))
+    trace.makers = table_makers()
     return trace
 
 

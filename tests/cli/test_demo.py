@@ -202,3 +202,15 @@ def test_what_a_compiling_job_has_not_is_refused(capsys: pytest.CaptureFixture[s
     assert main(["demo", "--fault", "recompiles", "--lost", "1"]) == 2
     assert main(["demo", "--fault", "odd-graph", "--ranks", "2", "--rank", "2"]) == 2
     assert "the job has no rank 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", ["stuck", "op", "stall", "lost", "none"])
+def test_the_output_of_a_job_alone_gives_the_verdict(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--fault", fault, "--logs", "-o", "job"]) == 0
+    assert [path.name for path in Path("job").iterdir()] == ["job.log"]
+    assert "The diagnosis is right." in capsys.readouterr().out
+
+
+def test_a_fault_that_no_log_shows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--fault", "dtype", "--logs"]) == 2
+    assert "choose one of: stuck, op" in capsys.readouterr().err

@@ -62,7 +62,12 @@ def test_kinds_are_chosen_and_left_out() -> None:
     assert chosen(wanted("--only", "kineto,metrics")) == {"kineto", "metrics"}
     assert chosen(wanted("--only", "kineto", "--only", "compile_log")) == {"kineto", "compile-log"}
     assert chosen(wanted("--only", "kineto", "--desync")) == {"kineto", "desync"}
-    assert chosen(wanted("--no", "kineto", "--no", "execution-trace,stacks")) == {"recorder", "metrics", "compile-log"}
+    assert chosen(wanted("--no", "kineto", "--no", "execution-trace,stacks")) == {
+        "recorder",
+        "metrics",
+        "compile-log",
+        "output",
+    }
     assert chosen(wanted("--nsys")) == {*record.DEFAULTS, "nsys"}
 
 
@@ -199,7 +204,7 @@ def test_ctrl_z_stops_both_and_both_go_on(tmp_path: Path) -> None:
     process = started("-o", "t", "--", sys.executable, "job.py", cwd=tmp_path)
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
-    (job,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    job = _child_running(process.pid, "job.py")
     process.send_signal(signal.SIGTSTP)
     _wait_for_state(process.pid, "T")
     _wait_for_state(job, "T")
@@ -208,6 +213,14 @@ def test_ctrl_z_stops_both_and_both_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (3, "[15]\n")
+
+
+def _child_running(pid: int, program: str) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (job,) = (
+        int(child) for child in children if program.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+    )
+    return job
 
 
 def _wait_for_state(pid: int, state: str) -> None:

@@ -6,7 +6,7 @@ import json
 import pickle
 
 CONTENTS: dict[str, bytes] = {
-    "text": b"[rank3]: RuntimeError: watchdog caught collective operation timeout\n",
+    "text": b"the holiday began with rain, and the train was late: a timeout of two hours\n",
     "picture": b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00",
     "zeros": bytes(4096),
     "other-pickle": pickle.dumps([1.5, "loss", (2, 3)], protocol=2),

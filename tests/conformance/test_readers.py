@@ -26,7 +26,8 @@ N_CUTS = 64
 N_CUTS_STAGED = 8
 STAGED = {"execution_trace", "kineto"}
 KIND_OF_EVENT = re.compile(rb'"(?:ph|cat)": ?"(\w+)"')
-LOGS = {"compile_log", "torch_logs", "thread_stacks", "metrics", "metric_log", "tensorboard", "wandb"}
+LOGS = {"host_samples", "compile_log", "torch_logs", "thread_stacks", "metrics", "metric_log", "tensorboard", "wandb"}
+LOGS |= {"job_log"}
 FILE_ID = 7
 
 _READERS = {getattr(reader, "__name__", "").removeprefix("rankscope.read."): reader for reader in own_readers()}
@@ -161,6 +162,8 @@ def is_whole_log(name: str, content: bytes, n_bytes: int) -> bool:
     """A log is written record by record: cut between two of them, or before a last newline, it is a shorter log."""
     if name not in LOGS or content.startswith(b"\x1f\x8b"):
         return False
+    if name == "job_log" and n_bytes:  # whatever the ranks print: no line has a form by which its end could be known
+        return True
     if n_bytes in record_ends(name, content):
         return True
     following = content[n_bytes:].removeprefix(b"\n")

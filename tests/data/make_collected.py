@@ -1,7 +1,8 @@
 """Writes what the collector adds to torch's own traces: `python tests/data/make_collected.py`.
 
 Stacks of threads as faulthandler and py-spy print them, metrics with a loss that is no number, and both forms of the
-manifest. They go into tests/data/thread_stacks, metrics and manifest. Equal code gives equal bytes.
+manifest. They go into tests/data/thread_stacks, metrics, manifest and
+host_samples. Equal code gives equal bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from read.collected_files import (
     SPIED,
     STALL,
     TRAINING,
+    host_lines,
     manifest_part,
     metric_lines,
     stack_section,
@@ -40,6 +42,13 @@ def make_metrics() -> dict[str, bytes]:
     }
 
 
+def make_host_samples() -> dict[str, bytes]:
+    return {
+        "host_0.jsonl": host_lines(0, 3).encode(),
+        "host_1.jsonl.gz": gzip.compress(host_lines(1, 2).encode(), mtime=0),
+    }
+
+
 def make_manifests() -> dict[str, bytes]:
     return {
         "manifest_0.json": json.dumps(whole_manifest(manifest_part(0), exit_code=-9), indent=1).encode(),
@@ -48,7 +57,12 @@ def make_manifests() -> dict[str, bytes]:
 
 
 def main() -> None:
-    made = {"thread_stacks": make_stacks(), "metrics": make_metrics(), "manifest": make_manifests()}
+    made = {
+        "thread_stacks": make_stacks(),
+        "metrics": make_metrics(),
+        "manifest": make_manifests(),
+        "host_samples": make_host_samples(),
+    }
     for folder, contents in made.items():
         (DATA / folder).mkdir(exist_ok=True)
         for name, content in contents.items():

@@ -94,8 +94,9 @@ def test_every_file_is_there_for_every_rank(everything: Collected, forked: Colle
     }
     for made in (everything, forked, alone):
         wanted = {kind.format(rank) for kind in kinds[made.n_ranks] for rank in range(made.n_ranks)}
+        (printed,) = made.folder.glob("output_host_*")
         found = {name for name in files_of(made.folder) if not name.startswith("torch_trace/")}
-        assert found == wanted | {"manifest.json", "run.json"}
+        assert found == wanted | {printed.name, "manifest.json", "run.json"}
     assert len(list(everything.folder.glob("torch_trace/*.log"))) == 2
 
 

@@ -58,7 +58,7 @@ def test_search_narrows_and_gives_all_back(opened: Opened, report: Path) -> None
     page.keyboard.type("no kernel RuntimeError")
     expect(page.locator("#compilations tbody > tr")).to_have_count(1)
     expect(page.locator("#compilations tbody > tr")).to_have_id("frame-2-0")
-    assert not page.locator("#caches").is_visible()
+    expect(page.locator("#caches")).to_be_hidden()
     page.keyboard.press("Escape")
     assert shown_rows(page, "compilations") == n_all
 
@@ -126,7 +126,7 @@ def test_a_deep_link_opens_and_shows_its_compilation(opened: Opened, report: Pat
         "e => e.getBoundingClientRect().top < innerHeight && e.getBoundingClientRect().top > 0"
     )
     page.locator("#stacks .chip", has_text="[2/0]").click()
-    assert page.locator("#frame-2-0 .fail").is_visible()
+    expect(page.locator("#frame-2-0 .fail")).to_be_visible()
 
 
 def test_a_finding_that_is_folded_opens_by_its_link(opened: Opened, report: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_finding_that_is_folded_opens_by_its_link(opened: Opened, report: Path
 def test_a_deep_link_reaches_rows_that_are_not_drawn_yet(opened: Opened, tmp_path: Path) -> None:
     folder = index_alone(tmp_path, crowded_log(800))
     page = opened.goto(folder / "index.html", "#frame-799-1")
-    assert page.locator("#frame-799-1 a[href*=dynamo_output_graph]").is_visible()
+    expect(page.locator("#frame-799-1 a[href*=dynamo_output_graph]")).to_be_visible()
 
 
 def test_many_frames_are_drawn_in_steps(opened: Opened, tmp_path: Path) -> None:
@@ -248,10 +248,10 @@ def test_findings_are_readable_without_scripts(browser: Browser, report: Path, s
     own = Opened(browser, java_script_enabled=False)
     for path in (report / "index.html", single):
         page = own.goto(path)
-        assert page.locator(".card h3").first.is_visible()
+        expect(page.locator(".card h3").first).to_be_visible()
         assert "y.item()" in page.locator("#findings").inner_text()
-        assert page.locator("#frame-0-0").is_visible()
-        assert page.locator("#pane").count() == 0 or not page.locator("#pane").is_visible()
+        expect(page.locator("#frame-0-0")).to_be_visible()
+        expect(page.locator("#pane")).to_be_hidden()
     own.context.close()
 
 

@@ -75,7 +75,9 @@ def test_a_script(tmp_path: Path) -> None:
     done = end(start("-o", str(folder), "--", sys.executable, JOB, "--reads"), "some input\n")
     assert (done.code, done.out) == (0, "read 'some input\\n'\n")
     files = {"torch_et_0.json", "kineto_trace_0.json", "kineto_clean_0.json", "metrics_0.jsonl"}
-    assert names_in(folder) == {*files, "manifest.json", "run.json"}
+    (printed,) = folder.glob("output_host_*")
+    assert names_in(folder) == {*files, printed.name, "manifest.json", "run.json"}
+    assert printed.read_text() == done.out
     manifest = manifest_of(folder)
     assert manifest["run"]["exit_code"] == 0
     assert manifest["run"]["command"] == [sys.executable, JOB, "--reads"]

@@ -88,6 +88,7 @@ def test_a_report_survives_its_json() -> None:
 def test_the_names_of_the_json_are_those_that_others_rely_on() -> None:
     plain = msgspec.to_builtins(FINDING)
     wanted = "code rule severity certainty title ranks group collective location peer_location evidence help"
+    wanted += " action action_hosts"
     assert list(plain) == wanted.split()
     # Evidence shows only what there is; the frame of a finding is always whole.
     assert msgspec.to_builtins(Evidence(certain=("a",))) == {"certain": ("a",)}

@@ -105,3 +105,16 @@ def manifest_part(rank: int, **fields: Any) -> dict[str, Any]:
 def whole_manifest(*parts: dict[str, Any], exit_code: int | None = 0) -> dict[str, Any]:
     run = {"id": "run-1", "command": ["torchrun", "train.py"], "started_ns": START_NS, "exit_code": exit_code}
     return {"schema": "rankscope.manifest/1", "run": run, "ranks": list(parts)}
+
+
+def host_lines(rank: int, n_samples: int) -> str:
+    """A rank that sleeps in its own code, below a function of Python's library."""
+    machine = {"n_cores": 8, "n_usable_cores": 4, "n_torch_threads": 32, "load": 3.5}
+    header = {"schema": "rankscope.host/1", "rank": rank, "world_size": 2, "host": "gpu-1", "machine": machine}
+    frames = [["/usr/lib/python3.11/queue.py", 171, "get"], ["/home/ada/train.py", 40 + rank, "train"]]
+    lines: list[dict[str, Any]] = [header, {"stack": [0, frames]}]
+    for number in range(n_samples):
+        spent = [1000, "S", "futex_wait", 20_000, 3000, 4000, 100 + number, 200, 1 << 30, 9]
+        lines.append({"sample": [1_700_000_000_000_000_000 + number * 50_000_000, number, 0, *spent]})
+    lines.append({"mark": ["gc", 1_700_000_000_000_000_000, 1_700_000_000_004_000_000, "generation 2"]})
+    return "".join(json.dumps(line) + "\n" for line in lines)

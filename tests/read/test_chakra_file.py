@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import tracemalloc
 from contextlib import suppress
 from itertools import islice
@@ -13,10 +14,9 @@ from hypothesis import strategies as st
 
 from rankscope.errors import BadFileError, InputError, UsageError
 from rankscope.model.chakra import ATTRIBUTE_FIELDS, IO, Attribute, ChakraFile, ChakraNode
-from rankscope.model.protobuf import decode_varints, encode_varint, split_varints
-from rankscope.read.chakra_blocks import BlockDecoder
+from rankscope.model.protobuf import encode_varint
+from rankscope.read import chakra_messages
 from rankscope.read.chakra_file import find_chakra_files, read_chakra, stream_chakra
-from rankscope.read.chakra_messages import decode_node
 from rankscope.render.chakra_file import write_graph
 from read.mutating import mutations
 from render import chakra_proto
@@ -127,27 +127,29 @@ def test_nodes_are_read_while_they_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("node", "message"),
     [
-        (b"\x08" + b"\xff" * 10 + b"\x01", "a number of more than 10 bytes in node 1 of the file"),
-        (b"\x08" + b"\xff" * 9 + b"\x7f", "a number of more than 64 bits in node 1"),
-        (b"\x08\x05\x12\x7fabc", "a field of 127 bytes where 3 are left in node 1 .* at byte 9 and has the id 5"),
-        (b"\x08\x05\x12" + encode_varint(1 << 62) + b"abc", "a field of 4,611,686,018,427,387,904 bytes"),
-        (b"\x08\x80", "the end in the middle of a number"),
-        (b"\x12", "the end in the middle of a number"),
-        (b"\x00\x00", "a field with the number 0"),
-        (b"\x0b\x08\x01\x0c", "a field of the wire type 3"),
-        (b"\x0f", "a field of the wire type 7"),
-        (b"\x0a\x01a", "field 1 with the wire type 2"),
-        (b"\x10\x01", "field 2 with the wire type 0"),
-        (b"\x25abcd", "field 4 with the wire type 5"),
-        (b"\x50\x01", "field 10 with the wire type 0"),
-        (b"\x12\x02\xc3\x28", "text that is not UTF-8"),
-        (b"\x42\x02\x08\x01", "field 1 with the wire type 0"),
-        (b"\x42\x04\n\x02\xc3\x28", "text that is not UTF-8"),
-        (b"\x52\x05\n\x01x\x4a\x00", "field 9 of an attribute with the wire type 2"),
-        (b"\x52\x03\x1d\x00\x00", "a field of 4 bytes where 2 are left"),
-        (b"\x52\x05\x22\x03\n\x01x", "a list of double in 1 bytes"),
-        (b"\x52\x04\xf2\x01\x02\x08", "a field of 2 bytes where 1 are left"),
-        (b"\x22\x02\x01\x80", "the end in the middle of a number"),
+        (b"\x08" + b"\xff" * 10 + b"\x01", "bytes that are not a Node message in node 1 of the file"),
+        (b"\x08\x05\x12\x7fabc", "bytes that are not a Node message in node 1 .* at byte 9 and has the id 5"),
+        (b"\x08\x05\x12" + encode_varint(1 << 62) + b"abc", "bytes that are not"),
+        (b"\x08\x80", "bytes that are not"),
+        (b"\x12", "bytes that are not"),
+        (b"\x00\x00", "bytes that are not"),
+        (b"\x0f", "bytes that are not"),
+        (b"\x12\x02\xc3\x28", "bytes that are not"),  # text that is not UTF-8
+        (b"\x42\x04\n\x02\xc3\x28", "bytes that are not"),
+        (b"\x52\x03\x1d\x00\x00", "bytes that are not"),
+        (b"\x52\x05\x22\x03\n\x01x", "bytes that are not"),  # a list of doubles in one byte
+        (b"\x52\x04\xf2\x01\x02\x08", "bytes that are not"),
+        (b"\x22\x02\x01\x80", "bytes that are not"),
+        (b"\xa3\x06" * 100_000, "bytes that are not"),  # groups in groups, without an end
+        (b"\xa3\x06" * 5_000 + b"\xa4\x06" * 5_000, "bytes that are not"),
+        # What the library would pass over.
+        (b"\x0b\x08\x01\x0c", "field 1 of Node with the wire type 3 in node 1"),
+        (b"\x0a\x01a", "field 1 of Node with the wire type 2"),
+        (b"\x10\x01", "field 2 of Node with the wire type 0"),
+        (b"\x25abcd", "field 4 of Node with the wire type 5"),
+        (b"\x50\x01", "field 10 of Node with the wire type 0"),
+        (b"\x42\x02\x08\x01", "field 1 of IOInfo with the wire type 0"),
+        (b"\x52\x05\n\x01x\x4a\x00", "field 9 of AttributeProto with the wire type 2"),
     ],
 )
 def test_a_damaged_node(node: bytes, message: str, tmp_path: Path) -> None:
@@ -235,36 +237,12 @@ def test_no_damage_gives_anything_but_nodes_or_a_bad_file(
         read_chakra(path)
 
 
-@pytest.mark.slow
-@quickly
-@given(data=st.data())
-def test_many_at_a_time_are_decoded_as_one_by_one(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Damaged or not: what the fast way gives is what the plain way gives; what it does not give, it leaves."""
-    path = tmp_path_factory.mktemp("written") / "x.0.et"
-    file = data.draw(files())
-    write_graph(graph_of(file.nodes), path)
-    messages = [node.SerializeToString() for node in chakra_proto.parse(path)[1]]
-    for place in data.draw(st.sets(st.integers(0, len(messages) - 1))) if messages else ():
-        messages[place] = data.draw(mutations(messages[place]))
-    for node, message in zip(BlockDecoder().decode(messages), messages, strict=True):
-        if node is not None:
-            assert plain_nodes([node]) == plain_nodes([decode_node(message)])
-
-
-def test_common_nodes_are_not_left_to_the_slow_way(tmp_path: Path) -> None:
-    path = tmp_path / "x.0.et"
-    write_graph(graph_of(small_nodes()), path)
-    messages = [node.SerializeToString() for node in chakra_proto.parse(path)[1]]
-    assert BlockDecoder().decode(messages) == small_nodes()
-
-
-@pytest.mark.parametrize("sizes", [(), (0,), (0, 3, 0, 1), (5,)])
-@pytest.mark.parametrize("last", [0, 127, 128, (1 << 63) - 1, (1 << 64) - 1])
-def test_lists_of_numbers_are_split_alike(sizes: tuple[int, ...], last: int) -> None:
-    segments = [b"".join(map(encode_varint, [last, *range(120, 119 + size)])) if size else b"" for size in sizes]
-    assert split_varints(segments) == [decode_varints(segment) for segment in segments]
+def test_without_the_library_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    chakra_messages._message_classes.cache_clear()
+    with pytest.raises(UsageError, match="needs protobuf") as caught:
+        read_chakra(write(tmp_path / "x.0.et", b"\x08\x01"))
+    assert caught.value.hint == "pip install 'rankscope[chakra]'"
 
 
 # Which files

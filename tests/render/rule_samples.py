@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from analyze import building, comm_jobs, device_tables, host_events, test_comm_holes, test_device_memory, test_holes
+from analyze import (
+    building,
+    comm_jobs,
+    device_tables,
+    host_events,
+    late_jobs,
+    log_texts,
+    test_comm_holes,
+    test_device_memory,
+    test_holes,
+)
 from analyze import test_host_rules as host
 from analyze import test_stack_rules as stacks
 from analyze import test_training as training
@@ -26,6 +36,7 @@ from rankscope.model.finding import Finding
 from rankscope.model.tables import Trace
 from rankscope.simulate.compile_log import LogBuilder
 from rankscope.simulate.execution import write_pairs
+from rankscope.simulate.job_log import LogJob, text_of
 from rankscope.simulate.profiler import ProfileSpec, simulate_profile
 from read import test_mixed_dumps as dumps
 
@@ -51,6 +62,11 @@ def of_folder(code: str, write: Callable[[Path], object]) -> Sample:
         return [finding for finding in (*report.findings, *report.effects) if finding.code == code]
 
     return found
+
+
+def of_log(code: str, text: str) -> Sample:
+    """What all rules together say about a job's output."""
+    return of_folder(code, lambda folder: (folder / "job.log").write_text(text))
 
 
 def logs(*fills: ranks.Fill) -> Callable[[Path], object]:
@@ -199,6 +215,14 @@ HAND_MADE: dict[str, Sample] = {
     "H110": of_calls("H110", aborted),
     "H113": of_calls("H113", raised),
     "H115": of_calls("H115", hung_outside),
+    "H131": of_log("H131", log_texts.KILLED),
+    "H132": of_log("H132", log_texts.HANGUP),
+    "H133": of_log("H133", log_texts.OFF_THE_BUS),
+    "H134": of_log("H134", text_of(LogJob("stuck"))),
+    "H135": of_log("H135", text_of(LogJob("mismatch"))),
+    "H136": of_log("H136", text_of(LogJob("stalled"))),
+    "H137": of_log("H137", log_texts.NOT_JOINED),
+    "H138": of_log("H138", log_texts.ONLY_VICTIMS),
     "L502": of_folder("L502", smaller_message),
     "L504": of_folder("L504", without_launches),
     "L505": of_folder("L505", without_operators),
@@ -212,5 +236,6 @@ HAND_MADE: dict[str, Sample] = {
     "P332": of_tables("P332", climbing),
     "S203": of_tables("S203", lambda: exchanging([{0: 667, 1: 2_000, 2: 667, 3: 666}] * 4)),
     "S212": of_tables("S212", apart),
+    **{code: of_folder(code, late_jobs.writer(code)) for code in late_jobs.SCENES},
     "X601": lambda folder: stalls.stalls(stalls.recorded({2: 4}), [stalls.compiling(2, 5.2, 8.9)]),
 }

@@ -39,6 +39,8 @@ def test_the_keys_are_the_documented_ones() -> None:
         "peer_location",
         "evidence",
         "help",
+        "action",
+        "action_hosts",
     ]
     assert report["findings"][0]["collective"] == {"seq": 48211, "op": "all_reduce", "p2p": False}
     assert report["findings"][0]["peer_location"]["line"] == 212

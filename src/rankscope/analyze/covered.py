@@ -23,7 +23,7 @@ def describe_worlds(worlds: Sequence[Trace], shown: int | None) -> Capture:
         WorldRef(number, name, each.ranks, each.world_size, each.n_calls, each.first_ns, each.last_ns)
         for (number, name), each in zip(names, captures, strict=True)
     ]
-    chosen = next((place for place, (number, _) in enumerate(names) if number == shown), 0)
+    chosen = next((index for index, (number, _) in enumerate(names) if number == shown), 0)
     sources = sum((Counter(capture.sources) for capture in captures), Counter[str]())
     return msgspec.structs.replace(captures[chosen], sources=dict(sources), world=names[chosen][0], worlds=tuple(refs))
 
@@ -64,8 +64,8 @@ def describe_capture(trace: Trace) -> Capture:
 def _present_ranks(trace: Trace) -> set[int]:
     """The ranks that any source has something of, sources of other packages included."""
     sources = (spec for spec in SCHEMA.values() if spec.is_source and spec.storage == "memory")
-    told = [trace.table(spec.name) for spec in sources if "rank" in spec.kinds]
-    return {rank for table in told for rank in np.unique(table.array("rank")).tolist() if rank >= 0}
+    tables = [trace.table(spec.name) for spec in sources if "rank" in spec.kinds]
+    return {rank for table in tables for rank in np.unique(table.array("rank")).tolist() if rank >= 0}
 
 
 def _steps(trace: Trace) -> tuple[int, int | None]:

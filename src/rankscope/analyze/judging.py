@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rankscope.analyze.covered import describe_capture, describe_worlds
+from rankscope.analyze.log_evidence import join_logs
 from rankscope.analyze.measured import measured
-from rankscope.analyze.registry import RULES, Effect, Skipped
+from rankscope.analyze.merging import merge
+from rankscope.analyze.registry import RULES, Effect, Result, Rule, Skipped
 from rankscope.analyze.skipping import why_skipped
+from rankscope.errors import RankscopeError
+from rankscope.model.border import bug_text, bugs_are_raised
 from rankscope.model.finding import SCHEMA_NAME, SEVERITIES, Check, Finding, Report
 from rankscope.model.tables import SCHEMA, Trace
 
@@ -38,21 +42,32 @@ def run_rules(trace: Trace, progress: Progress | None = None) -> tuple[list[Find
     for done, rule in enumerate(sorted(RULES.values(), key=lambda rule: rule.code)):
         if progress is not None:
             progress(done, len(RULES), f"checking {rule.name}")
-        seen = measured(trace) if rule.code[0] in _ABOUT_TIME else trace
-        absent = [table for table in rule.needs if not (seen.has(table) or _is_known_empty(seen, table))]
-        if absent:
-            checks.append(Check(rule.name, "skipped", why_skipped(seen, absent[0])))
-            continue
-        checks.append(Check(rule.name, "ran"))
-        for result in rule.function(seen):
-            if isinstance(result, Effect):
-                effects.append(result.finding)
-            elif isinstance(result, Skipped):
-                checks[-1] = Check(rule.name, "skipped", result.why)
-            else:
-                findings.append(result)
+        try:
+            results, check = _run_rule(rule, trace)
+        except RankscopeError:
+            raise
+        except Exception as error:  # a bug of ours, or in a plug-in: it costs this rule
+            if bugs_are_raised():
+                raise
+            results, check = [], Check(rule.name, "failed", bug_text(error))
+        checks.append(check)
+        effects += [result.finding for result in results if isinstance(result, Effect)]
+        findings += [result for result in results if isinstance(result, Finding)]
+    findings, explained = join_logs(findings)
+    findings, same = merge(findings)
+    effects += [*explained, *same]
     findings.sort(key=importance)  # stable: rules are in order of their codes
-    return findings, effects, checks
+    return findings, effects, [*checks, *trace.failed]
+
+
+def _run_rule(rule: Rule, trace: Trace) -> tuple[list[Result], Check]:
+    seen = measured(trace) if rule.code[0] in _ABOUT_TIME else trace
+    absent = [table for table in rule.needs if not (seen.has(table) or _is_known_empty(seen, table))]
+    if absent:
+        return [], Check(rule.name, "skipped", why_skipped(seen, absent[0]))
+    results = list(rule.function(seen))
+    skipped = [result.why for result in results if isinstance(result, Skipped)]
+    return results, Check(rule.name, "skipped", skipped[-1]) if skipped else Check(rule.name, "ran")
 
 
 def _is_known_empty(trace: Trace, table: str) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rankscope.analyze.measured import measured
+from rankscope.analyze.registry import OnUse
 from rankscope.errors import UsageError, did_you_mean
-from rankscope.model.parts import Catalogue, Declared, Entry, declared_parts, load_module
+from rankscope.model.parts import Catalogue, Entry, declared_parts, load_module
 from rankscope.model.tables import Table, Trace
 
 Parameter = int | float | str
@@ -43,8 +43,7 @@ MetricFunction = Callable[[Trace, Selection], Table]
 
 
 @dataclass(frozen=True)
-class Metric:
-    part: Declared
+class Metric(OnUse[MetricFunction]):
     name: str  # on the command line
     table: str  # in the schema
     needs: tuple[str, ...]
@@ -52,20 +51,6 @@ class Metric:
     # Where rows in the tables that it needs are not enough: a function of its module, and how to record what it wants.
     applies_if: tuple[str, str] = ("", "")
     of_all_profiles: bool = False  # its table also covers what the observer slowed down
-
-    @property
-    def function(self) -> MetricFunction:
-        """Imported on use, as that of a rule."""
-        function: MetricFunction = self.part.load()
-        return function
-
-    @property
-    def doc(self) -> str:
-        return inspect.getdoc(self.function) or ""
-
-    @property
-    def summary(self) -> str:
-        return self.doc.partition("\n")[0]
 
     def applies(self, trace: Trace) -> bool:
         """Whether it has rows for a trace that has the tables it needs."""
@@ -89,8 +74,8 @@ class Metric:
 
 def _found_metrics() -> Iterator[Entry[Metric]]:
     for part in declared_parts("metric", "analyze"):
-        found = Metric(part, *part.values, **part.settings)
-        yield found.name, part.module, found
+        metric_ = Metric(part, *part.values, **part.settings)
+        yield metric_.name, part.module, metric_
 
 
 METRICS: Catalogue[Metric] = Catalogue(_found_metrics)

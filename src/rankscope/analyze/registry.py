@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -30,19 +30,18 @@ class Skipped(NamedTuple):
 
 Result = Finding | Effect | Skipped
 RuleFunction = Callable[[Trace], Iterator[Result]]
+Function = TypeVar("Function")
 
 
 @dataclass(frozen=True)
-class Rule:
+class OnUse(Generic[Function]):
+    """A part that is imported on use: a capture without the tables that it needs never loads it."""
+
     part: Declared
-    code: str
-    name: str
-    needs: tuple[str, ...]
 
     @property
-    def function(self) -> RuleFunction:
-        """Imported on use: a capture without the tables that the rule needs never loads it."""
-        function: RuleFunction = self.part.load()
+    def function(self) -> Function:
+        function: Function = self.part.load()
         return function
 
     @property
@@ -51,7 +50,14 @@ class Rule:
 
     @property
     def summary(self) -> str:
-        return self.doc.strip().partition("\n")[0]
+        return self.doc.partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class Rule(OnUse[RuleFunction]):
+    code: str
+    name: str
+    needs: tuple[str, ...]
 
     def bound(self, finding: Finding) -> Finding:
         """The finding with the code and the name of this rule."""
@@ -60,8 +66,8 @@ class Rule:
 
 def _found_rules() -> Iterator[Entry[Rule]]:
     for part in declared_parts("rule", "analyze"):
-        found = Rule(part, *part.values, **part.settings)
-        yield found.code, part.module, found
+        rule_ = Rule(part, *part.values, **part.settings)
+        yield rule_.code, part.module, rule_
 
 
 RULES: Catalogue[Rule] = Catalogue(_found_rules)

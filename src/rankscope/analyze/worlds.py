@@ -57,8 +57,8 @@ def merge_worlds(worlds: Sequence[Judged]) -> Merged:
     findings: list[Finding] = []
     effects: list[Finding] = []
     for world in worlds:
-        for place, finding in enumerate(world.findings):
-            wait = held[world.number].get(place)
+        for index, finding in enumerate(world.findings):
+            wait = held[world.number].get(index)
             causes = [root for root in roots if wait and root is not world and wait.awaited in (None, root)]
             if wait and causes:
                 effects.append(_labeled(world, _as_effect(finding, wait, causes)))
@@ -77,8 +77,8 @@ def merge_worlds(worlds: Sequence[Judged]) -> Merged:
 
 def _hangs_by_itself(world: Judged, held: Mapping[int, Held]) -> bool:
     return any(
-        finding.severity == "error" and finding.code.startswith("H") and place not in held
-        for place, finding in enumerate(world.findings)
+        finding.severity == "error" and finding.code.startswith("H") and index not in held
+        for index, finding in enumerate(world.findings)
     )
 
 

@@ -55,8 +55,8 @@ class Clock(Part):
             if self.run.rank == 0:
                 self._found(0, 0)
                 answer(store, machine(), self.run.world_size - 1, self._ended)
-            elif found := ask(store, machine(), self._ended):
-                self._found(*found)
+            elif offset := ask(store, machine(), self._ended):
+                self._found(*offset)
         except Exception as error:
             if self.run.clock_offset_ns is None and not self._ended.is_set():
                 self.run.problem(self.NAME, f"could not read rank 0's clock through the store: {error}")

@@ -79,11 +79,11 @@ class Metrics(Part):
         now, before = time.monotonic_ns(), self._step_ended_ns
         self._step_ended_ns = now
         try:
-            told = self._training.take(number)
+            values = self._training.take(number)
             if before is None:
                 self._begin_device()
             else:
-                self._add_step(told, now, before)
+                self._add_step(values, now, before)
             self._add_arrived()
         except Exception:
             self._training.remove()
@@ -98,24 +98,24 @@ class Metrics(Part):
         device = current_device()
         self._device = None if device is None else DeviceSampler(device)
 
-    def _add_step(self, told: dict[str, float], now: int, before: int) -> None:
+    def _add_step(self, values: dict[str, float], now: int, before: int) -> None:
         number, seconds = self.run.n_steps, (now - before) / 1e9
         self._add("step_time_s", seconds, number)
-        counts = {f"{name}_per_s": told.pop(name, None) for name in ("samples", "tokens")}
+        counts = {f"{name}_per_s": values.pop(name, None) for name in ("samples", "tokens")}
         if seconds > 0:
-            told |= {name: count / seconds for name, count in counts.items() if count}
+            values |= {name: count / seconds for name, count in counts.items() if count}
             if self.run.n_samples is not None:  # the job knows best
-                told.pop("samples_per_s", None)
+                values.pop("samples_per_s", None)
                 self._add("samples_per_s", self.run.n_samples / seconds, number)
-        told = {name: value for name, value in told.items() if name not in self._by_job}
-        is_finite = all(map(math.isfinite, told.values()))
+        values = {name: value for name, value in values.items() if name not in self._by_job}
+        is_finite = all(map(math.isfinite, values.values()))
         is_due = number <= _N_STEPS_KEPT or now - self._kept_ns >= _SECONDS_BETWEEN_KEPT * 1e9
         if is_due or is_finite != self._is_finite:
             self._kept_ns, self._is_finite = now, is_finite
-            if told.get(LEARNING_RATE) == self._rate:
-                del told[LEARNING_RATE]  # it was written when it changed
-            self._rate = told.get(LEARNING_RATE, self._rate)
-            self._add_all(told, number)
+            if values.get(LEARNING_RATE) == self._rate:
+                del values[LEARNING_RATE]  # it was written when it changed
+            self._rate = values.get(LEARNING_RATE, self._rate)
+            self._add_all(values, number)
 
     def tell(self, name: str, value: Any, step: int) -> None:
         """One of the job's own numbers, in the job's thread."""

@@ -64,8 +64,8 @@ class Requests(Part):
                 value = json.loads(file.read(_MAX_BYTES))
         except (OSError, ValueError):  # taken away, or written by somebody else
             value = None
-        found = value if isinstance(value, dict) else {}
-        return str(found.get("id", ""))[:100], str(found.get("by", ""))[:100]
+        request = value if isinstance(value, dict) else {}
+        return str(request.get("id", ""))[:100], str(request.get("by", ""))[:100]
 
 
 def ask(place: Path, by: str = "rankscope snapshot") -> str:

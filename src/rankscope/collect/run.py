@@ -46,6 +46,7 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("rankscope.collect.dumps.endings", "Endings", ("stacks", "recorder", "desync")),
     ("rankscope.collect.dumps.watchdog", "Watchdog", ("stacks", "recorder", "desync")),
     ("rankscope.collect.metrics", "Metrics", ("metrics",)),
+    ("rankscope.collect.host.sampler", "Host", ("host",)),
     ("rankscope.collect.profile.profiling", "Profiling", ("execution_trace", "kineto")),
     ("rankscope.collect.launching.torch_logs", "TorchLogs", ("logs", "compile_log")),
     ("rankscope.collect.launching.nsys", "Nsys", ("nsys",)),

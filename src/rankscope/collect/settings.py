@@ -26,7 +26,9 @@ class Settings:
     stacks: bool = True
     metrics: bool = True
     compile_log: bool = True
+    output: bool = True  # what the job prints, kept by the launcher
     desync: bool = False
+    host: bool = False  # samples of the main thread between all steps
     cpp_stacks: bool = False  # C++ frames with the stacks of stalls and requests
     nsys: bool = False
     logs: str = ""  # as TORCH_LOGS takes them

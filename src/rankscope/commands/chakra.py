@@ -96,22 +96,22 @@ def _show(paths: list[str], args: Namespace) -> int:
 def _show_node(streams: Iterator[ChakraStream], args: Namespace) -> int:
     from rankscope.render.chakra_views import node_lines, node_record
 
-    found: dict[str, ChakraNode] = {}
+    nodes: dict[str, ChakraNode] = {}
     for stream in streams:
         node = next((node for node in stream.nodes if node.id == args.node), None)
         if node is not None:
-            found[stream.path] = node
-    if not found:
+            nodes[stream.path] = node
+    if not nodes:
         raise InputError(
             f"no node {args.node} in {' '.join(args.paths)}", f"rankscope chakra show {_quoted(args.paths)} lists ids"
         )
     if args.json:
-        records = [{"path": path, **node_record(node)} for path, node in found.items()]
+        records = [{"path": path, **node_record(node)} for path, node in nodes.items()]
         output.print_json(records[0] if len(records) == 1 else records)
         return 0
     from rankscope.render.escape import escape
 
-    for path, node in found.items():
+    for path, node in nodes.items():
         output.print_lines([f"{escape(path)}:", *node_lines(node)])
     return 0
 

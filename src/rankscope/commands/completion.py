@@ -49,10 +49,10 @@ def run(args: argparse.Namespace) -> int:
 
 def command_shapes(parser: argparse.ArgumentParser) -> list[Shape]:
     """One shape per command, after one for the program itself."""
-    own = _shape(parser, "", "")
+    program = _shape(parser, "", "")
     subcommands = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     helps = {choice.dest: choice.help or "" for choice in subcommands._choices_actions}
-    return [own, *(_shape(child, name, helps[name]) for name, child in subcommands.choices.items())]
+    return [program, *(_shape(child, name, helps[name]) for name, child in subcommands.choices.items())]
 
 
 def _shape(parser: argparse.ArgumentParser, name: str, help_text: str) -> Shape:

@@ -30,7 +30,9 @@ _DUMPS, _PROFILES, _COMPILE_LOGS = (
     "Slow jobs (profiler traces)",
     "torch.compile (TORCH_TRACE logs)",
 )
-_TRACE_NAME = re.compile(r"(?:kineto_trace|torch_et)_\d+\.json\.gz|dedicated_log_torch_trace_rank_\d+_\w+\.log")
+_TRACE_NAME = re.compile(
+    r"(?:kineto_trace|torch_et)_\d+\.json\.gz|dedicated_log_torch_trace_rank_\d+_\w+\.log|job\.log"
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -61,6 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--cut", type=_number, metavar="N", default=0, help="other ranks whose dump is truncated (default: 0)")
     add("--clock-skew-ms", type=float, metavar="MS", default=0.0, help="clock skew between hosts (default: 0)")
     add("--execution-traces", action="store_true", help="with profiler traces: write execution traces as well")
+    add("--logs", action="store_true", help="write what the job prints instead of traces: job.log")
     add("--list", action="store_true", help="list all kinds of faults and exit")
     output.add_output_options(parser)
     output.add_verbosity_options(parser)
@@ -79,6 +82,8 @@ def run(args: Namespace) -> int:
         return _list_faults(args)
     from rankscope.simulate import simulate
 
+    if args.logs:
+        return _run_logged_job(args)
     kinds = fault_kinds()
     traces = _traces_of(args.fault, kinds)
     if traces == _PROFILES:
@@ -141,6 +146,24 @@ def _run_slow_job(args: Namespace) -> int:
     else:
         _show(report, args)
         output.print_lines(truth_lines(folder, simulation, agrees, args.execution_traces))
+    return 0 if agrees else 1
+
+
+def _run_logged_job(args: Namespace) -> int:
+    from dataclasses import asdict
+
+    from rankscope.commands.demo_logs import logged_job, names_culprit, truth_lines, write_log
+
+    job = logged_job(args)
+    folder = _make_folder(args.output, args.force)
+    write_log(job, folder)
+    report = diagnose_trace(load_paths([folder]))
+    agrees = names_culprit(report, args, job)
+    if args.json:
+        output.print_json({"folder": folder, "truth": asdict(job), "agrees": agrees, "report": report})
+    else:
+        _show(report, args)
+        output.print_lines(truth_lines(job, folder, agrees))
     return 0 if agrees else 1
 
 
@@ -281,8 +304,10 @@ def is_right(report: Report, truth: Truth, *others: Truth) -> bool:
     if truth.rule is None:
         return not report.count("error") and not any(finding.code[0] in "HS" for finding in report.findings)
     if others:
-        told = {(finding.rule, rank) for finding in report.findings for rank in finding.ranks if finding.code[0] == "H"}
-        return told == {(each.rule, rank) for each in (truth, *others) for rank in each.ranks}
+        blamed = {
+            (finding.rule, rank) for finding in report.findings for rank in finding.ranks if finding.code[0] == "H"
+        }
+        return blamed == {(each.rule, rank) for each in (truth, *others) for rank in each.ranks}
     if not report.findings or report.findings[0].rule != truth.rule:
         return False
     # A stall has no culprit among the ranks: the finding may name them all or none.

@@ -28,6 +28,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     output.add_file_options(parser, RENDERERS)
     output.add_finding_options(parser)
     add_fail_on(parser)
+    parser.add_argument(
+        "--action",
+        action="store_true",
+        help="print only what to do with the job, for scripts: restart, restart-without HOSTS, fix-first, "
+        "collect-more or none",
+    )
     add_reading_options(parser)
     add_replica_options(parser)
 
@@ -50,7 +56,10 @@ def run(args: Namespace) -> int:
         output.check_writable(args.output, args.force)
     trace = load_trace(args, replica_shift(args))
     report = diagnose_trace(trace)
-    show(report, chosen, args)
+    if args.action:
+        output.print_lines([action_line(report)])
+    else:
+        show(report, chosen, args)
     return exit_code(report, args.fail_on)
 
 
@@ -65,6 +74,14 @@ def show(report: Report, chosen: str, args: Namespace) -> None:
         sys.stderr.write(f"Wrote {count_noun(len(report.findings), 'finding')} to {args.output}\n")
     else:
         output.print_lines(lines)
+
+
+def action_line(report: Report) -> str:
+    """Of the first finding that has one: the root cause comes first."""
+    chosen = next((finding for finding in report.findings if finding.action), None)
+    if chosen is None:
+        return "none"
+    return f"{chosen.action} {','.join(chosen.action_hosts)}".rstrip()
 
 
 def exit_code(report: Report, fail_on: str) -> int:

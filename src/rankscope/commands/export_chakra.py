@@ -59,8 +59,8 @@ def _check_folder(folder: str, name: str, force: bool) -> None:
         raise OutputError(f"{folder} is a file", "give the name of a folder")
     if force or not os.path.isdir(folder):
         return
-    own = re.compile(re.escape(name) + r"\.\d+\.et")
-    if any(own.fullmatch(found) for found in os.listdir(folder)):
+    trace_name = re.compile(re.escape(name) + r"\.\d+\.et")
+    if any(trace_name.fullmatch(file) for file in os.listdir(folder)):
         raise OutputError(
             f"{folder} already has files {name}.<rank>.et",
             "choose another folder or --name, or add --force to overwrite them",

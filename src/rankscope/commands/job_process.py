@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankscope.commands.job_output import KeptOutput
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _STDIN = 0
@@ -18,10 +21,16 @@ _SAME_SIGNAL_S = 0.25  # timeout(1) signals its child and then the child's group
 _KILLED = 128  # what shells add to the number of the signal that ended a command
 
 
-def run_job(command: Sequence[str], environment: Mapping[str, str], on_request: Callable[[], None]) -> int:
+def run_job(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    on_request: Callable[[], None],
+    kept: KeptOutput | None = None,
+) -> int:
     """The exit code of the command, 128 + n when signal n killed it. OSError: it cannot be started.
 
     SIGUSR2 is not for the job, of which it would end what does not expect it: `on_request` is called.
+    What it prints goes through `kept`, if given.
     The job has its own process group: Ctrl-C on the terminal comes to us alone, and is passed on once, to all of it.
     """
     job = _Job()
@@ -33,9 +42,15 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], on_request: 
             signal.signal(number, handlers[number])
     try:
         sys.stdout.flush()
-        job.start(command, environment)
+        try:
+            job.start(command, environment, kept)
+        finally:
+            if kept is not None:
+                kept.job_started()
         return job.wait()
     finally:
+        if kept is not None:
+            kept.wait()
         for number, handler in previous.items():
             signal.signal(number, handler)
         job.give_terminal_back()
@@ -49,9 +64,10 @@ class _Job:
         self._has_terminal = False
         self._passed_on: dict[int, float] = {}  # signal -> when it came last
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def start(self, command: Sequence[str], environment: Mapping[str, str], kept: KeptOutput | None) -> None:
         own_group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
-        self._process = subprocess.Popen([*command], env=dict(environment), **own_group)
+        out, err = (kept.stdout, kept.stderr) if kept is not None else (None, None)
+        self._process = subprocess.Popen([*command], env=dict(environment), stdout=out, stderr=err, **own_group)
         self._group = self._process.pid
         for number in self._waiting:
             self._send(number)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rankscope.model.tables import Trace
     from rankscope.read.capture import ReadSettings
 
-PATH_HELP = "a trace file, a folder, a pattern, an archive or a URL"
+PATH_HELP = "a trace file, a job's log, a folder, a pattern, an archive, a URL, or - for standard input"
 PREFIX_HELP = "read only files whose names contain PREFIX followed by the rank"
 
 
@@ -77,6 +77,9 @@ def _add_scale_options(shared: _ArgumentGroup) -> None:
         "~/.cache/rankscope)",
     )
     kept.add_argument("--no-cache", action="store_true", help="keep nothing for the next run")
+    shared.add_argument(
+        "--debug", action="store_true", help="stop at the first bug in rankscope and show its traceback"
+    )
     shared.add_argument("--stacks", action="store_true", help="also read the Python stacks of profiler traces")
 
 
@@ -96,19 +99,38 @@ def load_trace(args: Namespace, transform: Callable[[Trace], None] | None = None
         from rankscope.scale import on_cluster
 
         settings["cluster"] = on_cluster(args.cluster, args.jobs)
+    if "-" in args.paths:
+        return _with_standard_input(args.paths, transform, **settings)
     return load_paths(args.paths, transform, **settings)
+
+
+def _with_standard_input(
+    paths: Sequence[str], transform: Callable[[Trace], None] | None, **settings: Unpack[ReadSettings]
+) -> Trace:
+    """`-` is an excerpt of a log, pasted or piped. Readers need a file: it has one while it is read."""
+    import shutil
+    import sys
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix="rankscope-") as folder:
+        excerpt = os.path.join(folder, "standard_input.log")
+        with open(excerpt, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        trace = load_paths([excerpt if path == "-" else path for path in paths], transform, **settings)
+    trace.paths = tuple(paths)
+    return trace
 
 
 def load_paths(
     paths: Sequence[str], transform: Callable[[Trace], None] | None = None, **settings: Unpack[ReadSettings]
 ) -> Trace:
-    """The process is the command's own: while it reads, its memory may be limited."""
+    """As the library reads, with a progress bar."""
     from rankscope import pipeline
 
     cache = settings.get("cache")
     before = _entries(cache)
     with keeps(lambda: _what_is_cached(cache, before)), Progress() as progress:
-        settings["progress"], settings["may_limit_memory"] = progress, True
+        settings["progress"] = progress
         return pipeline.load(paths, transform=transform, **settings)
 
 

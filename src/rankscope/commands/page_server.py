@@ -123,12 +123,12 @@ class _PageHandler(LocalHandler):
             self._lead_to_page()
             return
         try:
-            found = self._find(path)
+            content = self._find(path)
         except Exception as error:
             _complain(path, error)
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "this could not be made; see the terminal for the reason")
         else:
-            self._send(found, _HTML if path == "/" else _BYTES)
+            self._send(content, _HTML if path == "/" else _BYTES)
 
     do_HEAD = do_GET  # noqa: N815
 

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rankscope.collect.settings import Settings
+    from rankscope.commands.job_output import KeptOutput
 
 FOLDER = "traces"
 # What can be chosen by name -> its setting.
 DEFAULTS = {name: name.replace("-", "_") for name in ("execution-trace", "kineto", "recorder", "stacks", "metrics")}
-DEFAULTS["compile-log"] = "compile_log"
-KINDS = {**DEFAULTS, "desync": "desync", "nsys": "nsys"}
+DEFAULTS |= {"compile-log": "compile_log", "output": "output"}
+KINDS = {**DEFAULTS, "desync": "desync", "host": "host", "nsys": "nsys"}
 SCHEDULE = ("skip_first", "wait", "warmup", "active", "clean", "repeat")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -40,6 +41,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     what.add_argument("--no", metavar="WHAT", type=_kinds, action="append", help="do not collect these")
     what.add_argument(
         "--desync", action="store_true", help="also track each collective's start and end in the job's TCP store"
+    )
+    what.add_argument(
+        "--host", action="store_true", help="also sample each rank's main thread in all steps, and mark its pauses"
     )
     what.add_argument("--cpp-stacks", action="store_true", help="add C++ frames to stack dumps")
     what.add_argument(
@@ -143,7 +147,7 @@ def read_settings(args: Namespace) -> Settings:
     if args.only:
         chosen |= {setting: any(name in names for names in args.only) for name, setting in KINDS.items()}
     chosen |= {KINDS[name]: False for names in args.no or () for name in names}
-    chosen |= {name: True for name in ("desync", "nsys") if getattr(args, name)}
+    chosen |= {name: True for name in ("desync", "host", "nsys") if getattr(args, name)}
     return dataclasses.replace(Settings(folder=""), **chosen)
 
 
@@ -276,10 +280,22 @@ def _run_job(command: list[str], wanted: Settings, about: dict[str, Any]) -> int
     if wanted.nsys and shutil.which(nsys.PROGRAM) is None:
         _tell("nsys is not on the PATH: nothing is collected from Nsight Systems; everything else is")
     manifest.write_whole(Path(wanted.folder), about)
+    kept = _keep_output(Path(wanted.folder)) if wanted.output else None
     try:
-        return run_job(command, environment.variables, lambda: _ask_ranks(Path(wanted.folder)))
+        return run_job(command, environment.variables, lambda: _ask_ranks(Path(wanted.folder)), kept)
     except OSError as error:
         raise UsageError(f"cannot run {command[0]}: {error.strerror or error}", "check its permissions") from None
+
+
+def _keep_output(folder: Path) -> KeptOutput | None:
+    from rankscope.commands.job_output import KeptOutput, output_path
+
+    try:
+        sys.stdout.flush()
+        return KeptOutput(output_path(folder))
+    except OSError as error:
+        _tell(f"cannot keep what the job prints: {error.strerror or error}; everything else is collected")
+        return None
 
 
 def _ask_ranks(folder: Path) -> None:
@@ -288,12 +304,12 @@ def _ask_ranks(folder: Path) -> None:
     from rankscope.collect.launching.folders import newest_place
 
     try:
-        place = newest_place(folder)
-        requests.ask(place, "SIGUSR2 to rankscope record")
+        capture = newest_place(folder)
+        requests.ask(capture, "SIGUSR2 to rankscope record")
     except OSError as error:
         _tell(f"cannot ask the ranks for a dump: {error.strerror or error}")
     else:
-        _tell(f"the ranks were asked for a dump into {place}")
+        _tell(f"the ranks were asked for a dump into {capture}")
 
 
 def _diagnose(folder: Path) -> None:
@@ -304,10 +320,10 @@ def _diagnose(folder: Path) -> None:
     from rankscope.collect.launching.folders import newest_place
     from rankscope.collect.manifest import read_parts
 
-    place = newest_place(folder)
-    if not read_parts(place):
+    capture = newest_place(folder)
+    if not read_parts(capture):
         return
-    args = build_parser().parse_args(["diagnose", str(place)])
+    args = build_parser().parse_args(["diagnose", str(capture)])
     try:
         with redirect_stdout(sys.stderr):
             sys.stderr.write("\n")

@@ -60,13 +60,13 @@ def run(args: Namespace) -> int:
     from rankscope.commands.diagnose import exit_code
     from rankscope.commands.loading import diagnose_trace
 
-    place = _place(args.folder)
-    before = _visit(place, args.timeout)
+    capture = _place(args.folder)
+    before = _visit(capture, args.timeout)
     wait_until(before.moment + args.watch)
-    after = _visit(place, args.timeout)
+    after = _visit(capture, args.timeout)
     progress = progress_between(before.trace, after.trace, after.moment - before.moment)
     report = tempered(diagnose_trace(after.trace), progress)
-    _show(report, after.silent, progress, place, args)
+    _show(report, after.silent, progress, capture, args)
     return exit_code(report, "error")
 
 
@@ -78,53 +78,53 @@ def _place(folder: str) -> Path:
 
     if not os.path.isdir(folder):
         raise InputError(f"{folder} is not a folder", _RECORD_HINT)
-    place = newest_place(Path(folder))
-    if not read_parts(place):
+    capture = newest_place(Path(folder))
+    if not read_parts(capture):
         raise InputError(f"no rank has written to {folder}", _RECORD_HINT)
-    return place
+    return capture
 
 
-def _visit(place: Path, timeout_s: float) -> Visit:
+def _visit(capture: Path, timeout_s: float) -> Visit:
     import time
 
     from rankscope.collect import requests
     from rankscope.commands.loading import load_paths
     from rankscope.model.finding import ranks_phrase
 
-    running = [part for part in _parts(place) if part.get("ended_ns") is None]
+    running = [part for part in _parts(capture) if part.get("ended_ns") is None]
     if not running:
-        hint = f"diagnose its traces: rankscope {place}"
-        raise InputError(f"the job in {place} has ended", hint)
+        hint = f"diagnose its traces: rankscope {capture}"
+        raise InputError(f"the job in {capture} has ended", hint)
     moment = time.monotonic()
     try:
-        wanted = requests.ask(place)
+        wanted = requests.ask(capture)
     except OSError as error:
         raise OutputError(
-            f"cannot write to {place}: {error.strerror}", "run rankscope as the user who started the job"
+            f"cannot write to {capture}: {error.strerror}", "run rankscope as the user who started the job"
         ) from error
     try:
-        silent = _wait(place, wanted, moment + timeout_s)
+        silent = _wait(capture, wanted, moment + timeout_s)
     finally:
-        requests.take_back(place)
+        requests.take_back(capture)
     if len(silent) == len(running):
         said = "; ".join(dict.fromkeys(silent.values()))
         hint = "look at the processes with py-spy dump --native --pid PID, or gdb -p PID"
         raise InputError(f"{ranks_phrase(sorted(silent))} did not answer within {timeout_s:g} s: {said}", hint)
-    return Visit(load_paths([str(place)]), silent, moment)
+    return Visit(load_paths([str(capture)]), silent, moment)
 
 
-def _parts(place: Path) -> list[dict[str, Any]]:
+def _parts(capture: Path) -> list[dict[str, Any]]:
     from rankscope.collect.manifest import read_parts
 
-    return [part for part in read_parts(place) if isinstance(part.get("rank"), int)]
+    return [part for part in read_parts(capture) if isinstance(part.get("rank"), int)]
 
 
-def _wait(place: Path, wanted: str, deadline: float) -> dict[int, str]:
+def _wait(capture: Path, wanted: str, deadline: float) -> dict[int, str]:
     """Until every rank that runs has written all of its files. Returns those that have not."""
     import time
 
     while True:
-        silent = [part for part in _parts(place) if not _has_answered(part, wanted)]
+        silent = [part for part in _parts(capture) if not _has_answered(part, wanted)]
         if not silent or time.monotonic() > deadline or not any(map(_may_answer, silent)):
             return {part["rank"]: _why_silent(part) for part in silent}
         time.sleep(_POLL_S)
@@ -168,7 +168,7 @@ def _process_state(part: dict[str, Any]) -> str | None:
 # What is shown
 
 
-def _show(report: Report, silent: dict[int, str], progress: Progress, place: Path, args: Namespace) -> None:
+def _show(report: Report, silent: dict[int, str], progress: Progress, capture: Path, args: Namespace) -> None:
     import msgspec
 
     from rankscope.commands.attach import progress_lines
@@ -180,7 +180,7 @@ def _show(report: Report, silent: dict[int, str], progress: Progress, place: Pat
     if args.json:
         [text] = load_renderer("json")(report, options)
         unanswered = [{"rank": rank, "why": why} for rank, why in sorted(silent.items())]
-        live = {"folder": str(place), "silent": unanswered, "progress": msgspec.to_builtins(progress)}
+        live = {"folder": str(capture), "silent": unanswered, "progress": msgspec.to_builtins(progress)}
         output.print_json({**msgspec.json.decode(text), "live": live})
         return
     lines = [*_silence_lines(silent), *progress_lines(progress)]

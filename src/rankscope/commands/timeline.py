@@ -229,10 +229,10 @@ def _summary(written: Written, args: Namespace) -> Iterator[str]:
     from rankscope.model.finding import count_noun, ranks_phrase
 
     counts = written.counts
-    told = ", ".join(
+    spans = ", ".join(
         count_noun(counts[f"{noun}s"], noun) for noun in ("span", "flow", "counter") if counts.get(f"{noun}s")
     )
-    yield f"Wrote {told or 'no spans'} of {count_noun(len(written.ranks), 'rank')} to {args.output}"
+    yield f"Wrote {spans or 'no spans'} of {count_noun(len(written.ranks), 'rank')} to {args.output}"
     yield from _notes(written)
     if written.unaligned:
         yield f"note: the clocks of {ranks_phrase(written.unaligned)} are not aligned: too few collectives are shared"

@@ -84,9 +84,9 @@ def _told_of(tracked: TrackedGroup) -> list[int]:
 
 def _add_members(dumps: dict[int, Dump], tracked: TrackedGroup) -> None:
     """Who is in the group is told by one rank that called in it, and by those that did not: that is their only word."""
-    group, told = tracked.group, _told_of(tracked)
+    group, members = tracked.group, _told_of(tracked)
     config = {"name": group.name, "desc": group.desc, "ranks": str(list(group.ranks))}
-    for place in (*told[:1], *told[len(tracked.members) :]):
+    for place in (*members[:1], *members[len(tracked.members) :]):
         dumps[group.ranks[place]]["pg_config"][group.name] = config
 
 

@@ -55,8 +55,8 @@ class Answer:
 
     def columns(self) -> dict[str, Array]:
         """One array per column. What is missing is -1 among integers, else NaN, False or an empty text."""
-        found = self._fetch(self._query, _arrays)
-        return {name: _without_nulls(values) for name, values in found.items()}
+        arrays = self._fetch(self._query, _arrays)
+        return {name: _without_nulls(values) for name, values in arrays.items()}
 
     def table(self, name: str) -> Table:
         """A table of the schema: each of its columns has to be among those of the statement."""
@@ -65,8 +65,8 @@ class Answer:
         cast = ", ".join(
             f"{names[column.name]}::{SQL_TYPES[column.kind]} AS {names[column.name]}" for column in columns
         )
-        found = self._fetch(f"SELECT {cast} FROM ({self._query.rstrip().rstrip(';')}\n)", _arrays)
-        return Table(name, {column.name: _as_column(column, _without_nulls(found[column.name])) for column in columns})
+        arrays = self._fetch(f"SELECT {cast} FROM ({self._query.rstrip().rstrip(';')}\n)", _arrays)
+        return Table(name, {column.name: _as_column(column, _without_nulls(arrays[column.name])) for column in columns})
 
     def batches(self, n_rows: int) -> Iterator[list[Row]]:
         """Some rows at a time, so that not all of them have to be in memory."""
@@ -110,10 +110,10 @@ def check_single(n_statements: int) -> None:
 
 def _check_change(text: str) -> None:
     """All traces of a process share one database, and a trace's tables are what was read: neither is changed."""
-    own = _OWN_TABLE.match(text)
-    if own is None:
+    match = _OWN_TABLE.match(text)
+    if match is None:
         raise UsageError("only temporary tables and views can be made", "create temp table mine as select ...")
-    _check_names([own["name"]])
+    _check_names([match["name"]])
 
 
 def _check_names(names: Iterable[str]) -> None:

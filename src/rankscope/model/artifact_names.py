@@ -7,9 +7,9 @@ _WRITTEN, _IN_GUIDE = "aotautograd_cache_", "aot_autograd_cache_"
 
 def other_spelling(name: str) -> str:
     """`aot_autograd_cache_miss_3.json` for aotautograd_cache_miss_3.json, and back; empty for all other names."""
-    for own, other in ((_WRITTEN, _IN_GUIDE), (_IN_GUIDE, _WRITTEN)):
-        if name.startswith(own):
-            return other + name.removeprefix(own)
+    for prefix, other in ((_WRITTEN, _IN_GUIDE), (_IN_GUIDE, _WRITTEN)):
+        if name.startswith(prefix):
+            return other + name.removeprefix(prefix)
     return ""
 
 

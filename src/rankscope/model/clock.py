@@ -31,7 +31,7 @@ def estimate_offsets(hosts: Sequence[str], moments: Array) -> Offsets:
     they are left alone, as clocks of a cluster are usually kept together far better than that.
     """
     names = [host or f"#{position}" for position, host in enumerate(hosts)]
-    number = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    number = {name: index for index, name in enumerate(dict.fromkeys(names))}
     host_of = np.array([number[name] for name in names], np.int64)
     noticed = _first_notice(moments, host_of, len(number))
     offsets = np.zeros(len(number))
@@ -70,5 +70,5 @@ def median(values: Array, axis: int = 0) -> Array:
     n_seen = np.count_nonzero(~np.isnan(ordered), axis=0)
     low, high = np.maximum(n_seen - 1, 0) // 2, n_seen // 2
     high = np.minimum(high, len(ordered) - 1)
-    lower, upper = (np.take_along_axis(ordered, place[None], 0)[0] for place in (low, high))
+    lower, upper = (np.take_along_axis(ordered, rows[None], 0)[0] for rows in (low, high))
     return np.where(n_seen > 0, (lower + upper) / 2, np.nan)

@@ -46,7 +46,7 @@ def code_calls(trace: Trace) -> dict[Place, tuple[str, ...]]:
     if code_calls not in trace.derived:
         records = trace.table("compile_records")
         chosen = records.take(records.text("kind").equals("inductor_output_code").nonzero()[0])
-        found: dict[Place, tuple[str, ...]] = {}
+        calls_by_code: dict[Place, tuple[str, ...]] = {}
         for row in chosen.rows():
             log = mapped_log(trace, row["file_id"])
             end = row["payload_start"] + row["n_payload_bytes"]
@@ -55,8 +55,8 @@ def code_calls(trace: Trace) -> dict[Place, tuple[str, ...]]:
             code = log.payload(row) if has_calls else b""
             if not _CPP_WRAPPER.search(code):
                 calls = _CALL.findall(_COMMENT.sub(b"", code))
-                found[row["file_id"], row["record"]] = tuple(call.decode() for call in calls)
-        trace.derived[code_calls] = found
+                calls_by_code[row["file_id"], row["record"]] = tuple(call.decode() for call in calls)
+        trace.derived[code_calls] = calls_by_code
     calls_by_place: dict[Place, tuple[str, ...]] = trace.derived[code_calls]
     return calls_by_place
 

@@ -142,14 +142,14 @@ def database_of(trace: Trace) -> Database:
     """One per trace."""
     if Database not in trace.derived:
         trace.derived[Database] = Database(trace)
-    found: Database = trace.derived[Database]
-    return found
+    database: Database = trace.derived[Database]
+    return database
 
 
 def missing_table(error: Exception) -> str:
     """The table that a statement names and the database has not; empty where the error is another."""
-    found = _NO_TABLE.search(str(error))
-    return found[1].casefold() if found else ""
+    match = _NO_TABLE.search(str(error))
+    return match[1].casefold() if match else ""
 
 
 @functools.lru_cache(maxsize=1)
@@ -224,10 +224,10 @@ def _parts_statement(spec: TableSpec, parts: Sequence[Part], kind: Literal["TABL
     if len({*is_shared.values()}) > 1:
         how += ", union_by_name = true"  # only the shared ones have the column `process`
     process = "p.process" if any(is_shared.values()) else "NULL"
-    own = ", ".join(_stored(column) for column in spec.columns if column.name not in PART_KEYS)
+    columns = ", ".join(_stored(column) for column in spec.columns if column.name not in PART_KEYS)
     return (
         f"CREATE TEMP {kind} {quote_name(spec.name)} AS "
-        f"SELECT nullif({_PARTS}.file_id, {MISSING}) AS file_id, nullif({_PARTS}.rank, {MISSING}) AS rank, {own} "
+        f"SELECT nullif({_PARTS}.file_id, {MISSING}) AS file_id, nullif({_PARTS}.rank, {MISSING}) AS rank, {columns} "
         f"FROM read_parquet([{paths}], {how}) AS p "
         f"JOIN {_PARTS} ON {_PARTS}.filename = p.filename AND {_PARTS}.process IS NOT DISTINCT FROM {process}"
     )

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import msgspec
 
 Severity = Literal["error", "warning", "info"]
+# What to do with a job that ended: as it is, without some hosts, after a change to it, or not before more is known.
+Action = Literal["restart", "restart-without", "fix-first", "collect-more", ""]
 Certainty = Literal["certain", "likely", "possible"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 SCHEMA_NAME = "rankscope.report/1"
@@ -99,13 +101,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     peer_location: Location | None = None
     evidence: Evidence = Evidence()
     help: str = ""
+    action: Action = ""  # of findings about how a job ended
+    action_hosts: tuple[str, ...] = ()  # the hosts to leave out, where the action is restart-without
 
 
 class Check(msgspec.Struct, frozen=True):
     """Whether a rule could be checked, and if not, why."""
 
     rule: str
-    status: Literal["ran", "skipped"]
+    status: Literal["ran", "skipped", "failed"]  # failed: by a bug of ours, which `why` describes
     why: str = ""
 
 

@@ -34,9 +34,9 @@ def own_generations(calls: Table, process: Array) -> Array:
     owner_of_life = owner[first]
     order = np.lexsort((first, owner_of_life))
     is_new = np.append(True, np.diff(owner_of_life[order]) != 0)[: len(order)]
-    place = np.arange(len(order))
+    index = np.arange(len(order))
     number = np.empty(len(order), np.int64)
-    number[order] = place - np.maximum.accumulate(np.where(is_new, place, 0))
+    number[order] = index - np.maximum.accumulate(np.where(is_new, index, 0))
     result: Array = number[group]
     return result
 
@@ -82,16 +82,16 @@ def aligned(lives: Mapping[int, Sequence[Life]]) -> dict[int, list[int]]:
     Rings reach back differently far, so lives are matched by their time with those of the process that kept the most.
     """
     reference = max(lives.values(), key=lambda those: (len(those), -those[0].first_ns))
-    return {process: _placed(own, reference) for process, own in lives.items()}
+    return {process: _placed(history, reference) for process, history in lives.items()}
 
 
-def _placed(own: Sequence[Life], reference: Sequence[Life]) -> list[int]:
+def _placed(history: Sequence[Life], reference: Sequence[Life]) -> list[int]:
     """The newest first, each at the nearest life of the reference that leaves room for the older ones."""
     places: list[int] = []
     highest = len(reference) - 1
-    for n_older, life in zip(range(len(own) - 1, -1, -1), reversed(own), strict=True):
+    for n_older, life in zip(range(len(history) - 1, -1, -1), reversed(history), strict=True):
         possible = range(n_older, highest + 1)
-        places.append(min(possible, key=lambda place: (_distance(life, reference[place]), -place)))
+        places.append(min(possible, key=lambda index: (_distance(life, reference[index]), -index)))
         highest = places[-1] - 1
     return places[::-1]
 

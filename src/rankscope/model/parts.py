@@ -55,13 +55,13 @@ Entry = tuple[str, str, Value]  # name, the module that it is in, and the part
 
 def by_name(entries: Iterator[Entry[Value]]) -> dict[str, Value]:
     """Refuses a name that is used twice, and says where."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     modules: dict[str, str] = {}
     for name, module, value in entries:
-        if name in found:
+        if name in values:
             raise RankscopeError(f"{name} is used twice: in {modules[name]} and in {module}", "rename one of them")
-        found[name], modules[name] = value, module
-    return found
+        values[name], modules[name] = value, module
+    return values
 
 
 class Catalogue(Mapping[str, Value]):
@@ -102,11 +102,11 @@ def own_modules(room: str) -> tuple[Module, ...]:
 @cache
 def other_modules() -> tuple[Module, ...]:
     """The modules that entry points of other packages name. Tables that they declare join the schema."""
-    found = [module for name in _entry_points() for module in _named_by_entry_point(name)]
-    for module in found:
+    modules = [module for name in _entry_points() for module in _named_by_entry_point(name)]
+    for module in modules:
         if "TABLES" in module.names:
             load_module(module.name)
-    return tuple(found)
+    return tuple(modules)
 
 
 def _named_by_entry_point(name: str) -> Iterator[Module]:
@@ -154,27 +154,27 @@ def _described(name: str, path: str) -> Module:
         text = file.read()
     has_parts = any(start in text for start in _DECORATORS)  # much faster than the expression, and most have none
     declared = tuple(_declared(name, path, text)) if has_parts else ()
-    found = _NAME.findall(text) if any(start in text for start in _NAMES) else ()
-    return Module(name, declared, {key or tables: word or number for key, word, number, tables in found})
+    assignments = _NAME.findall(text) if any(start in text for start in _NAMES) else ()
+    return Module(name, declared, {key or tables: word or number for key, word, number, tables in assignments})
 
 
 def _declared(module: str, path: str, text: str) -> Iterator[Declared]:
     import ast
 
-    for found in _DECORATOR.finditer(text):
-        function = _FUNCTION.search(text, found.end())
-        decorator = text[found.start() + 1 : function.start() if function else None]
+    for match in _DECORATOR.finditer(text):
+        function = _FUNCTION.search(text, match.end())
+        decorator = text[match.start() + 1 : function.start() if function else None]
         try:
             call = ast.parse(decorator, mode="eval").body
             assert isinstance(call, ast.Call)
             values = tuple(map(ast.literal_eval, call.args))
             settings = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
         except (SyntaxError, ValueError) as error:
-            line = text.count("\n", 0, found.start()) + 1
-            said = f"{path}:{line}: the arguments of @{found[1]} must be literals: {error}"
+            line = text.count("\n", 0, match.start()) + 1
+            said = f"{path}:{line}: the arguments of @{match[1]} must be literals: {error}"
             raise RankscopeError(said, "write them as literals, or uninstall the package") from error
         assert function is not None
-        yield Declared(found[1], module, function[1], values, settings)
+        yield Declared(match[1], module, function[1], values, settings)
 
 
 def _entry_points() -> list[str]:

@@ -51,9 +51,9 @@ def event_on_track(payload: bytes, pid: int, tid: int, changes: Mapping[str, Any
     is_plain = not changes and payload.isascii() and b"NaN" not in payload and b"Infinity" not in payload
     if is_plain and payload.endswith(_USUAL_TAIL):
         return b'%b"tid": %d, "pid": %d}' % (payload[1 : -len(_USUAL_TAIL)], tid, pid)
-    place = _PLACE.search(payload, max(len(payload) - _MAX_TAIL, 0)) if is_plain else None
-    if place:
-        return b'%b"tid": %d, "pid": %d%b' % (payload[1 : place.start()], tid, pid, payload[place.end() :].rstrip())
+    match = _PLACE.search(payload, max(len(payload) - _MAX_TAIL, 0)) if is_plain else None
+    if match:
+        return b'%b"tid": %d, "pid": %d%b' % (payload[1 : match.start()], tid, pid, payload[match.end() :].rstrip())
     return msgspec.json.encode(_lenient(payload) | {"pid": pid, "tid": tid} | dict(changes or {}))
 
 

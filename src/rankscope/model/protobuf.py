@@ -3,14 +3,13 @@
 A message is a run of fields: a tag (number and wire type), then a varint, or 4 or 8 bytes, or a length and its bytes.
 
 Not protobuf's own library: whole columns are written in a third of its time (an export of 420,970 nodes takes 0.9 s of
-CPU instead of 2.5 s). Reading, it would be faster: 2.8 s instead of 4.9 s.
+CPU instead of 2.5 s). Chakra's files are read by the library; what is read here are the few fields of other formats.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,7 +29,6 @@ _MAX_VARINT_BYTES = 10
 _FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 # The least number that takes two bytes, three bytes, ...
 _VARINT_LIMITS = np.array([1 << 7 * n_bytes for n_bytes in range(1, _MAX_VARINT_BYTES)], np.uint64)
-_ZERO = np.uint64(0)  # a plain 0 makes floats of what it is mixed with, in older versions of numpy
 _SHIFTS = np.arange(0, 7 * _MAX_VARINT_BYTES, 7, dtype=np.uint64)
 
 
@@ -208,85 +206,6 @@ def fields(data: bytes) -> Iterator[Field]:
             raise WireError(f"a field of {value:,} bytes where {end - at:,} are left")
         yield key, data[at : at + value]
         at += value
-
-
-class Scan(NamedTuple):
-    """The fields of many messages, message by message; and which messages `fields` has to decode instead."""
-
-    row: Array  # of the message
-    key: Array
-    value: Array  # the number of VARINT, the length of LENGTH
-    start: Array  # of the content
-    is_left: Array  # per message: has fields of a fixed size, very many, or is damaged
-
-
-SCAN_PADDING = b"\0" * 2 * _MAX_VARINT_BYTES  # what a scan may look at beyond the last message
-_MAX_ROUNDS = 100
-
-
-def scan(data: Array, starts: Array, stops: Array) -> Scan:
-    """Goes through all messages at once, one field of each per round. The data end with SCAN_PADDING."""
-    is_left = np.zeros(len(starts), bool)
-    rows = np.flatnonzero(starts < stops)
-    at = starts[rows]
-    rounds = []
-    for _ in range(_MAX_ROUNDS):
-        key, at, is_key = _varints_at(data, at)
-        value, at, is_value = _varints_at(data, at)
-        is_length = key & 7 == LENGTH
-        left = stops[rows] - at
-        is_good = is_key & is_value & (key > 7) & (is_length | (key & 7 == VARINT)) & (left >= 0)
-        is_good &= ~is_length | (value <= np.maximum(left, 0).astype(np.uint64))
-        is_left[rows[~is_good]] = True
-        rows, key, value, at = rows[is_good], key[is_good], value[is_good], at[is_good]
-        rounds.append((rows, key, value, at))
-        at = at + np.where(is_length[is_good], value, _ZERO).astype(np.int64)
-        is_more = at < stops[rows]
-        rows, at = rows[is_more], at[is_more]
-        if not len(rows):
-            break
-    is_left[rows] = True
-    row, key, value, start = map(np.concatenate, zip(*rounds, strict=True))
-    order = np.argsort(row, kind="stable")
-    order = order[~is_left[row[order]]]
-    return Scan(row[order], key[order], value[order], start[order], is_left)
-
-
-def _varints_at(data: Array, at: Array) -> tuple[Array, Array, Array]:
-    """The numbers at some places, where each ends, and whether there is one. Most have one byte."""
-    first = data[at]
-    values, ends, is_good = first.astype(np.uint64), at + 1, np.ones(len(at), bool)
-    longer = np.flatnonzero(first > 0x7F)
-    if len(longer):
-        window = data[at[longer, np.newaxis] + np.arange(_MAX_VARINT_BYTES)]
-        is_end = window < 0x80
-        sizes = is_end.argmax(axis=1) + 1
-        is_part = np.arange(_MAX_VARINT_BYTES) < sizes[:, np.newaxis]
-        parts = np.where(is_part, (window & 0x7F).astype(np.uint64) << _SHIFTS, _ZERO)
-        values[longer] = parts.sum(axis=1, dtype=np.uint64)
-        ends[longer] = at[longer] + sizes
-        is_good[longer] = is_end.any(axis=1) & ((sizes < _MAX_VARINT_BYTES) | (window[:, -1] <= 1))
-    return values, ends, is_good
-
-
-def split_varints(segments: Sequence[bytes]) -> list[list[int]]:
-    """The numbers of each segment, as `decode_varints` gives them."""
-    data = np.frombuffer(b"".join(segments), np.uint8)
-    if not len(data):
-        return [[] for _ in segments]
-    is_end = data < 0x80
-    stops = np.cumsum([len(segment) for segment in segments])
-    ends = np.flatnonzero(is_end) + 1
-    starts = np.concatenate(([0], ends[:-1]))
-    sizes = ends - starts
-    # A number that is cut off, or so long that it might be none, is for decode_varint to judge.
-    if not is_end[stops[stops > 0] - 1].all() or sizes.max(initial=0) >= _MAX_VARINT_BYTES:
-        return [decode_varints(segment) for segment in segments]
-    shifts = _SHIFTS[np.arange(len(data)) - np.repeat(starts, sizes)]
-    parts = (data & 0x7F).astype(np.uint64) << shifts
-    values = np.add.reduceat(parts, starts).tolist()
-    bounds = [0, *np.searchsorted(ends, stops, side="right").tolist()]
-    return [values[start:stop] for start, stop in pairwise(bounds)]
 
 
 def decode_scalar(kind: str, raw: Any) -> Value:

@@ -67,6 +67,72 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         source="metrics",
     ),
     spec(
+        "host_samples",
+        "What the main thread of a rank was doing, about 20 times per second.",
+        """
+        file_id        int32  The file.
+        rank           int32  Global rank.
+        time_ns        int64  When it was sampled.
+        step           int64  Training steps that had ended.
+        site           text   The innermost Python frame that is the user's own code: file:line in function.
+        frame          text   The innermost Python frame.
+        late_ns        int64  How late the sampler came: another thread held Python's lock, or no core was free.
+        state          text   State of the main thread: R (runs or wants to), S (sleeps), D (waits for the disk).
+        waits_in       text   The system call that it sleeps in, with its file; else the kernel's function, if known.
+        cpu_ns         int64  Its time on a core since the sample before.
+        delayed_ns     int64  Its time of waiting for a core since the sample before.
+        others_cpu_ns  int64  Time on a core of all other threads of the process since the sample before.
+        read_bytes     int64  Bytes that the process has read, files and sockets.
+        written_bytes  int64  Bytes that it has written.
+        memory_bytes   int64  Its resident memory.
+        n_threads      int32  Its threads.
+        """,
+        missing=Missing(
+            "no samples of the host in this capture: record with `rankscope record --host`",
+            setting="host",
+            none_came="no samples of the host: the job ended at once",
+            record_with="rankscope record --host",
+        ),
+    ),
+    spec(
+        "host_marks",
+        "Pauses of a rank's main thread that took 0.5 ms or more, with their exact times.",
+        """
+        file_id   int32  The file.
+        rank      int32  Global rank.
+        kind      text   gc (garbage collection), loading, saving (a checkpoint), compile or optimizer.
+        name      text   The generation that was collected, the function or the optimizer.
+        start_ns  int64  When it began.
+        end_ns    int64  When it ended.
+        """,
+        source="host_samples",
+    ),
+    spec(
+        "host_threads",
+        "Where the other Python threads of a rank were when its main thread was sampled.",
+        """
+        file_id  int32  The file.
+        rank     int32  Global rank.
+        time_ns  int64  When it was sampled.
+        name     text   Name of the thread.
+        site     text   The innermost Python frame that is the user's own code.
+        frame    text   The innermost Python frame.
+        cpu_ns   int64  Its time on a core since the sample before.
+        """,
+        source="host_samples",
+    ),
+    spec(
+        "host_machine",
+        "The machine that a rank runs on: one row per number.",
+        """
+        file_id  int32    The file.
+        rank     int32    Global rank.
+        name     text     n_cores, n_usable_cores, cgroup_cores, n_torch_threads or load.
+        value    float64  Its value when the job ended, or when it began if it was killed.
+        """,
+        source="host_samples",
+    ),
+    spec(
         "manifests",
         "What the collector recorded about each rank: what ran where and when.",
         """

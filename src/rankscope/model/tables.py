@@ -15,6 +15,7 @@ import numpy as np
 
 from rankscope.errors import UsageError, did_you_mean
 from rankscope.model.schema import Column, TableSpec
+from rankscope.model.schema_calls import CALL_TABLES
 from rankscope.model.schema_collected import COLLECTED_TABLES
 from rankscope.model.schema_comms import COMM_TABLES
 from rankscope.model.schema_compile import COMPILE_TABLES
@@ -23,6 +24,7 @@ from rankscope.model.schema_device import DEVICE_TABLES
 from rankscope.model.schema_execution import EXECUTION_TABLES
 from rankscope.model.schema_hangs import HANG_TABLES
 from rankscope.model.schema_host import HOST_TABLES
+from rankscope.model.schema_logs import LOG_TABLES
 from rankscope.model.schema_path import PATH_TABLES
 from rankscope.model.schema_profiler import PROFILER_TABLES
 from rankscope.model.schema_recorder import RECORDER_TABLES
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from rankscope.model.answer import Answer
+    from rankscope.model.finding import Check
 
     Array: TypeAlias = NDArray[Any]
 else:
@@ -47,6 +50,7 @@ _ALL_TABLES = (
     *HANG_TABLES,
     *PROFILER_TABLES,
     *COMM_TABLES,
+    *CALL_TABLES,
     *DEVICE_TABLES,
     *HOST_TABLES,
     *PATH_TABLES,
@@ -54,6 +58,7 @@ _ALL_TABLES = (
     *EXECUTION_TABLES,
     *COLLECTED_TABLES,
     *DESYNC_TABLES,
+    *LOG_TABLES,
 )
 SCHEMA: dict[str, TableSpec] = {table.name: table for table in _ALL_TABLES}
 
@@ -93,7 +98,7 @@ class Text:
 
     def equals(self, value: str) -> Array:
         """Which rows hold the value; distinct values are compared once, not row by row."""
-        hits = np.fromiter((own == value for own in self.values), bool, len(self.values))
+        hits = np.fromiter((each == value for each in self.values), bool, len(self.values))
         return hits[self.codes] if len(hits) else np.zeros(len(self.codes), bool)
 
     def tolist(self) -> list[str]:
@@ -253,6 +258,7 @@ class Trace:
     )  # what analyses computed from the tables, by maker
     world: World | None = None  # which one it is of, where several worlds were alive side by side
     beside: list[Trace] = field(default_factory=list, repr=False)  # the other worlds
+    failed: list[Check] = field(default_factory=list, repr=False)  # stages that ended in a bug of ours
 
     def has(self, name: str) -> bool:
         """True when the table holds rows."""

@@ -74,7 +74,7 @@ def _processes(tables: Mapping[str, Table]) -> Iterator[list[_Dump]]:
     for rows in by_place.values():
         dumps = [_dump(tables, row) for row in rows] if len(rows) > 1 else []
         # Two of one backend and group are two runs: which of them the third belongs to is not for here to tell.
-        if dumps and all(one.is_beside(other) for place, one in enumerate(dumps) for other in dumps[:place]):
+        if dumps and all(one.is_beside(other) for index, one in enumerate(dumps) for other in dumps[:index]):
             yield dumps
 
 
@@ -84,7 +84,9 @@ def _dump(tables: Mapping[str, Table], row: dict[str, Any]) -> _Dump:
     backends, groups = (frozenset(calls.text(name).take(rows).tolist()) for name in ("backend", "group_name"))
     created = calls.array("created_ns")[rows]
     config = tables["group_config"].rows() if "group_config" in tables else ()
-    members = {told["name"]: told["members"] for told in config if told["file_id"] == row["file_id"] and told["name"]}
+    members = {
+        group["name"]: group["members"] for group in config if group["file_id"] == row["file_id"] and group["name"]
+    }
     return _Dump(row, backends, groups, members, int(created.min()), int(created.max()))
 
 
@@ -106,14 +108,14 @@ def _part_shared_groups(tables: dict[str, Table], processes: Sequence[Sequence[_
     if not renamed:
         return
     backend_of = dict(zip(zip(files.tolist(), names, strict=True), backends, strict=True))
-    told = [renamed.get((name, backend), name) for name, backend in zip(names, backends, strict=True)]
-    tables["collectives"] = calls.replaced({"group_name": Text.encode(told)})
+    new_names = [renamed.get((name, backend), name) for name, backend in zip(names, backends, strict=True)]
+    tables["collectives"] = calls.replaced({"group_name": Text.encode(new_names)})
     for table_name, column in (("group_config", "name"), ("group_status", "group_name")):
         table = tables.get(table_name)
         if table is not None:
             keys = list(zip(table.array("file_id").tolist(), table.text(column).tolist(), strict=True))
-            told = [renamed.get((name, backend_of.get((file, name), "")), name) for file, name in keys]
-            tables[table_name] = table.replaced({column: Text.encode(told)})
+            new_names = [renamed.get((name, backend_of.get((file, name), "")), name) for file, name in keys]
+            tables[table_name] = table.replaced({column: Text.encode(new_names)})
 
 
 def _moved(table: Table, stands_for: Mapping[int, int]) -> Table:
@@ -125,10 +127,10 @@ def _moved(table: Table, stands_for: Mapping[int, int]) -> Table:
         moved[files == file] = other
     columns["file_id"] = moved
     if "pg_id" in table.columns:
-        places = {file: place for place, file in enumerate(stands_for, 1)}
+        places = {file: index for index, file in enumerate(stands_for, 1)}
         pg_id = table.array("pg_id").copy()
-        for file, place in places.items():
-            pg_id[files == file] += place << 16
+        for file, index in places.items():
+            pg_id[files == file] += index << 16
         columns["pg_id"] = pg_id
     return table.replaced(columns)
 

@@ -43,17 +43,17 @@ def root_of(chosen: str | None) -> str:
     """The place of all entries, in the form that is right in every process; for this run alone when none is chosen."""
     if chosen is None:
         return _scratch().name
-    place = located(os.fspath(chosen))
-    if not is_url(place):
-        return os.path.abspath(place)
+    root = located(os.fspath(chosen))
+    if not is_url(root):
+        return os.path.abspath(root)
     try:
-        store, path = open_store(place)
+        store, path = open_store(root)
         own_form = str(store.unstrip_protocol(path))  # the database names files so
         open_store(own_form)
     except RankscopeError:
         raise
     except Exception as error:  # each store has exceptions of its own
-        raise OutputError(f"cannot write the cache in {without_secrets(place)}: {reason(error)}", _HINT) from error
+        raise OutputError(f"cannot write the cache in {without_secrets(root)}: {reason(error)}", _HINT) from error
     return own_form
 
 
@@ -123,12 +123,12 @@ def _move(aside: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _full_disk_told(place: str) -> Iterator[None]:
+def _full_disk_told(folder: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the database has exceptions of its own
         if any(os.strerror(number).lower() in str(error).lower() for number in (errno.ENOSPC, errno.EDQUOT)):
-            raise OutputError(f"cannot write the cache in {place}: the disk is full", _HINT) from error
+            raise OutputError(f"cannot write the cache in {folder}: the disk is full", _HINT) from error
         raise
 
 
@@ -139,13 +139,13 @@ def note_done(folder: Path, note: bytes) -> None:
 
 def _upload(folder: Path, workspace: str) -> None:
     """The parts go to a place of their own, so that two writers of one entry never mix theirs; the note says which."""
-    place = uuid.uuid4().hex
+    subfolder = uuid.uuid4().hex
     try:
         store, path = open_store(workspace)
         for file in sorted(file for file in folder.rglob("*") if file.is_file() and file.name != _DONE):
-            _put(store, file, path, f"{place}/{file.relative_to(folder).as_posix()}")
+            _put(store, file, path, f"{subfolder}/{file.relative_to(folder).as_posix()}")
         note = (folder / _DONE).read_bytes()
-        store.pipe_file(f"{path}/{_DONE}", f"{place} {len(note)}\n".encode() + note)
+        store.pipe_file(f"{path}/{_DONE}", f"{subfolder} {len(note)}\n".encode() + note)
     except Exception as error:  # each store has exceptions of its own
         raise OutputError(f"cannot write the cache in {without_secrets(workspace)}: {reason(error)}", _HINT) from error
 
@@ -170,6 +170,6 @@ def _stored_remotely(workspace: str) -> Entry | None:
         return None
     except Exception as error:  # each store has exceptions of its own
         raise OutputError(f"cannot read the cache in {without_secrets(workspace)}: {reason(error)}", _HINT) from error
-    place, _, n_bytes = head.decode("utf-8", "replace").partition(" ")
+    subfolder, _, n_bytes = head.decode("utf-8", "replace").partition(" ")
     # Not every store shows a file only when it was written to the end.
-    return Entry(note, f"{workspace}/{place}") if n_bytes == str(len(note)) else None
+    return Entry(note, f"{workspace}/{subfolder}") if n_bytes == str(len(note)) else None

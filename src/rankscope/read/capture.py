@@ -19,6 +19,7 @@ from rankscope.read import Reader, other_readers, own_readers
 from rankscope.read.backend_dumps import join_backends
 from rankscope.read.batches import Claim as Claim
 from rankscope.read.batches import plan_batches
+from rankscope.read.border import CPU_S, OverBudget, cpu_budget, read_bounded, sniffs
 from rankscope.read.cache import entry_name, is_stored, root_of
 from rankscope.read.desync import reported_ranks
 from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
@@ -62,7 +63,7 @@ class Options:
     prefix: str | None = None  # only files whose names begin so
     jobs: int | None = None  # processes that read
     progress: Progress | None = None
-    may_limit_memory: bool = False  # the process is ours alone: a hostile file may end in a MemoryError
+    limits: bool = True  # a file may take only as much memory and time as honest ones of its size
     cache: str | None = None  # folder or URL that keeps the parts of large traces; None: only while this process runs
     with_stacks: bool = False  # also the Python functions of profiler traces
     cluster: Spread | None = None  # where to read; None: in processes of this machine
@@ -73,7 +74,7 @@ class ReadSettings(TypedDict, total=False):
     prefix: str | None
     jobs: int | None
     progress: Progress | None
-    may_limit_memory: bool
+    limits: bool
     cache: str | None
     with_stacks: bool
     cluster: Spread | None
@@ -82,9 +83,9 @@ class ReadSettings(TypedDict, total=False):
 
 def read_capture(paths: Sequence[str], options: Options) -> Trace:
     """The raw tables of everything at the paths; bad files are rows of `files`, not exceptions."""
-    found, unreadable = find_sources(paths, options.progress)
+    sources, unreadable = find_sources(paths, options.progress)
     shown = tuple(map(without_secrets, paths))
-    claims, rows = _claim(found, options)
+    claims, rows = _claim(sources, options)
     rows += [_unreadable_row(item) for item in unreadable]
     if not claims:
         raise _nothing_found(shown, rows, options.prefix)
@@ -124,13 +125,13 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _claim(found: Sequence[Source], options: Options) -> tuple[list[Claim], list[Row]]:
+def _claim(files: Sequence[Source], options: Options) -> tuple[list[Claim], list[Row]]:
     """Asks the readers, in their order, which file is theirs."""
     readers, prefix = own_readers(), options.prefix
     claimed: list[tuple[Source, Reader]] = []
     rows: list[Row] = []
     candidates: list[Source] = []
-    for source in found:
+    for source in files:
         if source.shown.endswith(_PARTIAL):
             rows.append(_file_row(source, "", "ignored", "is incomplete: its process was still writing, or died"))
             continue
@@ -145,7 +146,11 @@ def _claim(found: Sequence[Source], options: Options) -> tuple[list[Claim], list
         if isinstance(head, BadFileError):
             rows.append(_file_row(named, "", "damaged", head.message, head.hint))
             continue
-        reader = _reader_of(head, named, readers)
+        try:
+            reader = _reader_of(head, named, readers)
+        except BadFileError as error:
+            rows.append(_file_row(named, "", "damaged", error.message, error.hint))
+            continue
         if reader is None:
             rows.append(_file_row(named, "", "ignored", "does not have a format that rankscope reads"))
         else:
@@ -158,7 +163,7 @@ def _claim(found: Sequence[Source], options: Options) -> tuple[list[Claim], list
     here = root_of(None) if is_url(root) else root
     prepared = []
     for number, source in enumerate(sources):
-        wanted = replace(source, file_id=number, with_stacks=options.with_stacks)
+        wanted = replace(source, file_id=number, with_stacks=options.with_stacks, is_limited=options.limits)
         entry = entry_name(wanted.identity)
         prepared.append(
             replace(wanted, workspace=os.path.join(root, entry), scratch=os.path.join(here, f"{entry}-plain"))
@@ -189,9 +194,9 @@ def _n_jobs(options: Options) -> int:
 
 def _reader_of(head: bytes, source: Source, readers: Sequence[Reader]) -> Reader | None:
     for reader in readers:
-        if reader.sniff(head, source.shown):
+        if sniffs(reader, head, source):
             return reader
-    return next((reader for reader in other_readers() if reader.sniff(head, source.shown)), None)
+    return next((reader for reader in other_readers() if sniffs(reader, head, source)), None)
 
 
 def _read_all(claims: Sequence[Claim], options: Options) -> Iterator[Result]:
@@ -206,7 +211,7 @@ def _read_all(claims: Sequence[Claim], options: Options) -> Iterator[Result]:
     if n_jobs > 1:
         yield from _in_order(read_in_processes(_read_batch, batches, n_jobs, n_largest))
         return
-    with limited_memory(n_largest) if options.may_limit_memory else nullcontext():
+    with limited_memory(n_largest) if options.limits else nullcontext():
         yield from _in_order(map(_read_batch, batches))
 
 
@@ -231,9 +236,10 @@ def _read_batch(claims: Sequence[Claim]) -> list[Result]:
     if len(claims) > 1:
         reader = cast(Any, load_module(claims[0][1]))
         try:
-            read = reader.read_together([source for source, _ in claims])
-            return [(source, reader.NAME, own, None) for (source, _), own in zip(claims, read, strict=True)]
-        except BadFileError:
+            with cpu_budget(CPU_S if claims[0][0].is_limited else 0):
+                read = reader.read_together([source for source, _ in claims])
+            return [(source, reader.NAME, tables, None) for (source, _), tables in zip(claims, read, strict=True)]
+        except (Exception, OverBudget):
             pass  # which of them it is shows when each is read alone
     return list(map(_read_one, claims))
 
@@ -242,7 +248,7 @@ def _read_one(claim: Claim) -> Result:
     source, module = claim
     reader = cast(Reader, load_module(module))
     try:
-        return source, reader.NAME, list(reader.read(source)), None
+        return source, reader.NAME, read_bounded(reader, source, is_limited=source.is_limited), None
     except BadFileError as error:
         return source, reader.NAME, [], error
 
@@ -267,9 +273,9 @@ def _finish_files(trace: Trace, rows: list[Row], chosen: int | None) -> None:
         captures = find_captures(trace.tables, chosen)
         moved = separate_worlds(trace, captures, joined, is_chosen=chosen is not None)
     for world in trace.beside:
-        own = replace(captures, number=world.world.number) if world.world else captures
+        options = replace(captures, number=world.world.number) if world.world else captures
         foreign = files_of_other_worlds(world, files)
-        gone = _clean_up(world, own, joined)
+        gone = _clean_up(world, options, joined)
         # What has no number could not be looked at: the first world tells of it.
         _list_files(world, files.take(np.flatnonzero(files.array("file_id") != MISSING)), gone, foreign)
     _list_files(trace, files, _clean_up(trace, captures, joined), moved)

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rankscope.errors import BadFileError, InputError, UsageError
-from rankscope.model import protobuf
+from rankscope.model import chakra, protobuf
 from rankscope.model.chakra import ChakraFile, ChakraNode, ChakraStream
 from rankscope.model.protobuf import WireError
-from rankscope.read.chakra_blocks import BlockDecoder
-from rankscope.read.chakra_messages import ID, decode_metadata, decode_node
+from rankscope.read.chakra_messages import Decoder, MessageError
 from rankscope.read.files import Source
 
 _READ_BYTES = 1 << 20
 _MAX_LENGTH_BYTES = 10
-_BLOCK_NODES = 4096
-_BLOCK_BYTES = 2 << 20
+_ID = protobuf.key(chakra.NODE_ID, protobuf.VARINT)
 _JSON = re.compile(rb'\s*[{\[]\s*["{\[\]}]')
 _NAME = re.compile(r"(?:(?P<prefix>.*)\.)?(?P<rank>\d{1,9})\.et(?:\.gz)?", re.IGNORECASE)
 _ENDINGS = (".et", ".et.gz")
@@ -37,30 +35,30 @@ def read_chakra(path: str | os.PathLike[str]) -> ChakraFile:
 def stream_chakra(path: str | os.PathLike[str]) -> ChakraStream:
     """The metadata is read at once, a node on demand."""
     shown = os.fspath(path)
-    records = _records(shown)
+    decoder, records = Decoder(), _records(shown)
     first = next(records, None)
     if first is None:
         raise BadFileError(f"{shown} is empty", _FORMAT_HINT)
     try:
-        version, attributes = decode_metadata(first[1])
-    except WireError as error:
+        version, attributes = decoder.metadata(first[1])
+    except MessageError as error:
         raise BadFileError(
             f"{shown} is not a Chakra trace: its first message is not GlobalMetadata ({error})", _FORMAT_HINT
         ) from error
-    return ChakraStream(shown, version, attributes, _nodes(shown, records))
+    return ChakraStream(shown, version, attributes, _nodes(shown, decoder, records))
 
 
 def find_chakra_files(paths: Sequence[str]) -> list[str]:
     """Files as given; of a folder its traces, of a prefix those of all ranks, by rank."""
-    found: dict[str, None] = {}
+    files: dict[str, None] = {}
     for path in paths:
         if os.path.isdir(path):
-            found.update(dict.fromkeys(_of_folder(path)))
+            files.update(dict.fromkeys(_of_folder(path)))
         elif os.path.exists(path):
-            found[path] = None
+            files[path] = None
         else:
-            found.update(dict.fromkeys(_of_prefix(path)))
-    return list(found)
+            files.update(dict.fromkeys(_of_prefix(path)))
+    return list(files)
 
 
 def _of_folder(folder: str) -> list[str]:
@@ -165,41 +163,15 @@ def _what(number: int) -> str:
 # Nodes
 
 
-def _nodes(path: str, records: Iterator[tuple[int, bytes]]) -> Iterator[ChakraNode]:
-    decoder = BlockDecoder()
-    n_before = 0
-    for block in _blocks(records):
-        found = decoder.decode([data for _, data in block])
-        for number, (node, (start, data)) in enumerate(zip(found, block, strict=True), start=n_before + 1):
-            yield node or _single_node(path, number, start, data)
-        n_before += len(block)
-
-
-def _blocks(records: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    """Small enough to stay in the processor's cache. Everything before the damage is yielded before the error."""
-    block: list[tuple[int, bytes]] = []
-    n_bytes = 0
-    try:
-        for record in records:
-            block.append(record)
-            n_bytes += len(record[1])
-            if len(block) == _BLOCK_NODES or n_bytes > _BLOCK_BYTES:
-                yield block
-                block, n_bytes = [], 0
-    except BadFileError:
-        yield block
-        raise
-    yield block
-
-
-def _single_node(path: str, number: int, start: int, data: bytes) -> ChakraNode:
-    try:
-        return decode_node(data)
-    except WireError as error:
-        raise BadFileError(
-            f"{path}: {error} in {_what(number)}, which starts at byte {start:,}{_id_phrase(data)}",
-            "the file is damaged or not a Chakra trace: write or copy it again",
-        ) from error
+def _nodes(path: str, decoder: Decoder, records: Iterator[tuple[int, bytes]]) -> Iterator[ChakraNode]:
+    for number, (start, data) in enumerate(records, start=1):
+        try:
+            yield decoder.node(data)
+        except MessageError as error:
+            raise BadFileError(
+                f"{path}: {error} in {_what(number)}, which starts at byte {start:,}{_id_phrase(data)}",
+                "the file is damaged or not a Chakra trace: write or copy it again",
+            ) from error
 
 
 def _id_phrase(data: bytes) -> str:
@@ -208,4 +180,4 @@ def _id_phrase(data: bytes) -> str:
         key, raw = next(protobuf.fields(data))
     except (WireError, StopIteration):
         return ""
-    return f" and has the id {raw}" if key == ID else ""
+    return f" and has the id {raw}" if key == _ID else ""

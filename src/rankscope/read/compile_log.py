@@ -41,9 +41,9 @@ def _base(name: str) -> str:
 
 def rank_of_name(name: str) -> int:
     """`dedicated_log_torch_trace_rank_3_x7a_b1.log` -> 3; what follows is random and may hold digits."""
-    own = COMPILE_LOG_NAME.search(_base(name))
-    if own:
-        return int(own["rank"]) if own["rank"] else MISSING
+    match = COMPILE_LOG_NAME.search(_base(name))
+    if match:
+        return int(match["rank"]) if match["rank"] else MISSING
     named = _ANY_RANK.search(_base(name))
     return int(named.group(1)) if named else MISSING
 
@@ -109,8 +109,8 @@ def _ranks(source: Source, plain: PlainLog, index: Table) -> tuple[int, Array]:
     if plain.starts:
         section = np.searchsorted(np.array(plain.starts), index.array("start"), "right") - 1
         ranks = np.where(ranks == MISSING, np.array(plain.ranks, np.int32)[section], ranks)
-    told = ranks[ranks != MISSING]
-    rank = int(np.bincount(told).argmax()) if len(told) and told.max() < 1 << 24 else MISSING
+    known = ranks[ranks != MISSING]
+    rank = int(np.bincount(known).argmax()) if len(known) and known.max() < 1 << 24 else MISSING
     return rank, np.where(ranks == MISSING, np.int32(rank), ranks)
 
 
@@ -133,10 +133,10 @@ def _log_table(
     ranks, times = index.array("rank"), index.array("time_ns")
     rows = []
     for rank in sorted(set(ranks.tolist())):
-        own = times[ranks == rank]
-        written = own[own != MISSING]
+        record_times = times[ranks == rank]
+        written = record_times[record_times != MISSING]
         span = (int(written.min()), int(written.max())) if len(written) else (MISSING, MISSING)
-        rows.append({**shared, "rank": rank, "n_records": len(own), "first_ns": span[0], "last_ns": span[1]})
+        rows.append({**shared, "rank": rank, "n_records": len(record_times), "first_ns": span[0], "last_ns": span[1]})
     return Table.from_rows("compile_logs", rows)
 
 

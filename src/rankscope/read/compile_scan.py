@@ -133,12 +133,12 @@ class Scan:
             meaning = Meaning(what.kind, what.name, what.encoding, *whose[3:])
         else:
             try:
-                meaning, told = _decoded(header)
+                meaning, given = _decoded(header)
             except ValueError:
                 return 0, _NO_CHECKSUM
-            if checksum == _NO_CHECKSUM and told:  # it does not stand where torch puts it
-                is_checksum = len(told) == len(_NO_CHECKSUM) and told.isascii()
-                return self._number(meaning), told.encode() if is_checksum else _NO_CHECKSUM
+            if checksum == _NO_CHECKSUM and given:  # it does not stand where torch puts it
+                is_checksum = len(given) == len(_NO_CHECKSUM) and given.isascii()
+                return self._number(meaning), given.encode() if is_checksum else _NO_CHECKSUM
             self._by_head[says[:cut]] = self._by_tail[says[cut:]] = meaning
         self._known[says] = self._number(meaning)
         return self._known[says], checksum
@@ -151,15 +151,15 @@ class Scan:
     def _learn_time(self, kind: str, header: bytes, line_end: int, end: int) -> None:
         """The first record with an absolute time gives the year and time zone of all."""
         if kind == "chromium_event":
-            found = _TIME_OF_EVENT.search(self.log.data[line_end:end])
+            match = _TIME_OF_EVENT.search(self.log.data[line_end:end])
         elif kind.endswith("compilation_metrics"):
-            found = _TIME_OF_METRICS.search(header)
-            if found is None:
+            match = _TIME_OF_METRICS.search(header)
+            if match is None:
                 self._learn_from_seconds(header)
         else:
             return
-        if found is not None:
-            self.clock.anchor(self._stamps[-1], float(found.group(1)) * 1000)
+        if match is not None:
+            self.clock.anchor(self._stamps[-1], float(match.group(1)) * 1000)
 
     def _learn_from_seconds(self, header: bytes) -> None:
         """Early metrics say when the compilation began and how long it took; they are written at its end."""

@@ -128,9 +128,9 @@ class RowMaker:
         self._put("compile_errors", record, {**row, **located(self._own_frame(record, shape))})
 
     def _own_frame(self, record: Record, shape: ShapeRecord) -> TextFrame | None:
-        own = user_frame(self.frames(shape.user_stack))
-        if own is not None:
-            return own
+        frame = user_frame(self.frames(shape.user_stack))
+        if frame is not None:
+            return frame
         return user_frame(self.frames(decode_kind(record.header, record.kind, StackRecord).stack))
 
     def artifact(self, record: Record) -> None:
@@ -237,10 +237,10 @@ def error_columns(text: str) -> Row:
     lines = text.splitlines()
     last = max((number for number, line in enumerate(lines) if line.strip() == "from user code:"), default=None)
     frames = traceback_frames(lines if last is None else lines[last + 1 :])
-    own = user_frame(frames) or (frames[-1] if frames and last is not None else None)
+    frame = user_frame(frames) or (frames[-1] if frames and last is not None else None)
     message = _exception_text(lines[:last])
     exception = message.partition("\n")[0]
-    return {"kind": "dynamo_error", "type": exception.partition(":")[0].strip(), "message": message, **located(own)}
+    return {"kind": "dynamo_error", "type": exception.partition(":")[0].strip(), "message": message, **located(frame)}
 
 
 def _exception_text(lines: list[str]) -> str:

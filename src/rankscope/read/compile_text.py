@@ -61,7 +61,7 @@ def parse_graph_break(text: str) -> Row:
     lines = text.splitlines()
     old = _OLD_BREAK.match(text)
     section = traceback_frames(old["frames"].splitlines()) if old else _section(lines, "User code traceback:")
-    own = user_frame(section)
+    caller = user_frame(section)
     where = _BREAK_AT.search(text)
     innermost = section[-1] if section else None
     if where:
@@ -70,8 +70,8 @@ def parse_graph_break(text: str) -> Row:
         innermost = same[-1] if same else TextFrame(row["file"], row["line"], "", "")
     row.update(located(innermost))
     row["is_user"] = is_user_frame(row.get("file", ""))
-    if own is not None and not row["is_user"]:
-        row.update(caller_file=own.file, caller_line=own.line)
+    if caller is not None and not row["is_user"]:
+        row.update(caller_file=caller.file, caller_line=caller.line)
     row.update({"reason": " ".join(old["reason"].split())} if old else _break_reason(text))
     url = _BREAK_URL.search(text)
     if url:
@@ -91,15 +91,15 @@ def _section(lines: list[str], heading: str) -> list[TextFrame]:
 
 def _break_reason(text: str) -> Row:
     """The reason proper is the line above the explanation; older versions have it behind `Reason:`."""
-    found = _BREAK_REASON.search(text)
-    body = text[found.start() :] if found else text
+    match = _BREAK_REASON.search(text)
+    body = text[match.start() :] if match else text
     for end in _BREAK_ENDS:
         body = body.partition(f"\n{end}")[0]
     lines = [line.strip() for line in body.splitlines()]
-    reason = found["reason"].strip() if found else ""
+    reason = match["reason"].strip() if match else ""
     explained = next((number for number, line in enumerate(lines) if line.startswith("Explanation:")), None)
     if explained is not None:
-        above = [line for line in lines[1 if found else 0 : explained] if line]
+        above = [line for line in lines[1 if match else 0 : explained] if line]
         reason = above[-1] if above else reason
     reason = re.sub(r"^Unsupported: ", "", reason)
     hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
@@ -165,16 +165,16 @@ def _recompile_reason(reason: str) -> Row:
     guard, _, hint = guard[:_MAX_GUARD].partition(_HINT)
     if hint:
         row["hint"] = hint.rstrip().removesuffix(")")
-    guard, remark, told = guard.partition("  # ")  # the line of code and its place, or a remark on the guard
-    place = _PLACE.search(told)
-    if place:
-        row.update(code=told[: place.start()].strip(), file=place["file"], function=place["function"].strip())
-        row["line"] = min(int(place["line"]), _MAX_LINE)
+    guard, remark, comment = guard.partition("  # ")  # the line of code and its place, or a remark on the guard
+    match = _PLACE.search(comment)
+    if match:
+        row.update(code=comment[: match.start()].strip(), file=match["file"], function=match["function"].strip())
+        row["line"] = min(int(match["line"]), _MAX_LINE)
     elif remark:
-        row.setdefault("hint", told.strip())
+        row.setdefault("hint", comment.strip())
     guard = guard.strip()
-    own = user_frame(traceback_frames(stack.splitlines()))
-    row.update(located(own))
+    frame = user_frame(traceback_frames(stack.splitlines()))
+    row.update(located(frame))
     return {**row, "guard": guard, **classify_guard(guard)}
 
 
@@ -205,10 +205,10 @@ def classify_guard(guard: str) -> Row:
 
 def _named(guard: str) -> str:
     called = _CALL.match(guard)
-    found = _SUBJECT.search(guard)
+    match = _SUBJECT.search(guard)
     if called:
         return plain_name(called["subject"] or called["counted"])
-    return plain_name(found.group()) if found else ""
+    return plain_name(match.group()) if match else ""
 
 
 def plain_name(expression: str) -> str:

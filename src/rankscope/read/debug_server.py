@@ -154,9 +154,9 @@ def _workers_of(frontend: Address, seconds: float) -> list[Worker]:
             problem = f"{path}: {error}"
             continue
         if reply.status == 200:
-            found = list(_named_workers(_unescaped(reply.content), pattern))
-            if found:
-                return found
+            workers = list(_named_workers(_unescaped(reply.content), pattern))
+            if workers:
+                return workers
             problem = f"{path} lists no workers"
         else:
             problem = f"{path} answers with status {reply.status}"
@@ -259,7 +259,7 @@ def _handler_names(address: Address, seconds: float) -> frozenset[str]:
 
 
 def _read_pages(frontend: Address, unreached: Sequence[Reading], seconds: float) -> Iterator[Reading]:
-    told: dict[str, dict[int, bytes]] = {}
+    answers: dict[str, dict[int, bytes]] = {}
     problems: list[str] = []
     time_ns = time.time_ns()
     for what, paths in _PAGES.items():
@@ -273,11 +273,11 @@ def _read_pages(frontend: Address, unreached: Sequence[Reading], seconds: float)
                 problems.append(f"{path} of the frontend answers with status {reply.status}")
                 continue
             for rank, content in page_sections(reply.content).items():
-                if _is_fuller(content, told.setdefault(what, {}).get(rank)):
-                    told[what][rank] = content
+                if _is_fuller(content, answers.setdefault(what, {}).get(rank)):
+                    answers[what][rank] = content
     for reading in unreached:
         rank = reading.worker.rank
-        contents = {what: of_ranks[rank] for what, of_ranks in told.items() if rank in of_ranks}
+        contents = {what: of_ranks[rank] for what, of_ranks in answers.items() if rank in of_ranks}
         # What cannot be reached from here is no problem where the frontend could reach it.
         missing = () if contents.keys() == _PAGES.keys() else (*reading.problems, *problems)
         yield Reading(reading.worker, time_ns, contents, missing, is_reached=bool(contents))
@@ -287,13 +287,13 @@ def page_sections(page: bytes) -> dict[int, bytes]:
     """The answer of each rank on a page. Ranks that failed have none, nor has one that the page's end cuts off."""
     text = _unescaped(page)
     starts = list(_SECTION.finditer(text))
-    found: dict[int, bytes] = {}
+    sections: dict[int, bytes] = {}
     for match, following in zip_longest(starts, starts[1:]):
         section = text[match.end() : following.start() if following else None]
         shown = None if _FAILED.match(section) else _TEXT.search(section)
         if shown:
-            found[int(match[1])] = shown[1].encode("utf-8", "replace")
-    return found
+            sections[int(match[1])] = shown[1].encode("utf-8", "replace")
+    return sections
 
 
 def _unescaped(page: bytes) -> str:

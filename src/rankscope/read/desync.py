@@ -43,7 +43,10 @@ def read(source: Source) -> Iterator[Table]:
     rank = text.rank if text.rank != MISSING else source.rank
     yield states
     if not text.has_own:
+        from rankscope.read import job_log  # which in turn reads the reports in a job's output
+
         yield from printed_stacks.in_output(source)
+        yield from job_log.in_output(source)
     row = {**source.file_columns(), "source": NAME, "rank": rank, "host": text.host, "status": "read"}
     if problem or text.is_cut:
         row.update(status="damaged", problem=problem or "is truncated: the end of the report is missing", hint=CUT_HINT)
@@ -195,9 +198,9 @@ def _status_row(row: Row, numbers: Mapping[str, int]) -> Row:
 
 
 def _rank_rows(rows: Sequence[Row], calls: Sequence[Row]) -> list[Row]:
-    told: dict[int, list[int]] = {row["member"]: [] for row in rows}
+    seqs_by_member: dict[int, list[int]] = {row["member"]: [] for row in rows}
     for row in calls:
-        told[row["member"]].append(row["seq"])
+        seqs_by_member[row["member"]].append(row["seq"])
     any_row = {row["member"]: row for row in rows}
     return [
         {
@@ -209,5 +212,5 @@ def _rank_rows(rows: Sequence[Row], calls: Sequence[Row]) -> list[Row]:
             "written_ns": any_row[rank]["time_ns"],
             "clock_offset_ns": 0,
         }
-        for rank, seqs in sorted(told.items())
+        for rank, seqs in sorted(seqs_by_member.items())
     ]

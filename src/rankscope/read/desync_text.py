@@ -68,16 +68,16 @@ class GroupReport:
 
     def add_line(self, line: str) -> bool:
         """False when the line is not part of a report."""
-        if found := _SEQ.fullmatch(line):
-            self.seq = int(found["seq"])
-        elif found := _STATE.fullmatch(line):
-            self._put(found["ranks"], Latest(self.seq, found["op"], found["state"]))
-        elif found := _TIMEOUT.fullmatch(line):
-            self.latest.setdefault(int(found["rank"]), Latest(int(found["seq"]), found["op"], "started"))
-        elif found := _ABSENT.fullmatch(line):
-            self._put(found["ranks"], Latest(MISSING, "", "absent"))
-        elif found := _UNREADABLE.fullmatch(line):
-            self._put(found["ranks"], Latest(MISSING, "", "unreadable"))
+        if match := _SEQ.fullmatch(line):
+            self.seq = int(match["seq"])
+        elif match := _STATE.fullmatch(line):
+            self._put(match["ranks"], Latest(self.seq, match["op"], match["state"]))
+        elif match := _TIMEOUT.fullmatch(line):
+            self.latest.setdefault(int(match["rank"]), Latest(int(match["seq"]), match["op"], "started"))
+        elif match := _ABSENT.fullmatch(line):
+            self._put(match["ranks"], Latest(MISSING, "", "absent"))
+        elif match := _UNREADABLE.fullmatch(line):
+            self._put(match["ranks"], Latest(MISSING, "", "unreadable"))
         else:
             return bool(_OTHER_LINE.fullmatch(line))
         return True
@@ -141,33 +141,33 @@ class DesyncText:
         text = line.decode("utf-8", "replace").rstrip("\r\n")
         launcher = LAUNCHER.match(text)
         key, text = (launcher.group(), text[launcher.end() :]) if launcher else ("", text)
-        if found := _HEADER.fullmatch(text):
-            self._begin_own(found)
+        if match := _HEADER.fullmatch(text):
+            self._begin_own(match)
         elif text == _LAST_LINE:
             self._open.pop(key, None)
             self.is_own = self.is_cut = False
-        elif self.is_own and (found := _GROUP.match(text)):
-            self._begin_group(key, found)
+        elif self.is_own and (match := _GROUP.match(text)):
+            self._begin_group(key, match)
         elif not self.is_own and _TIMEOUT.fullmatch(text):
             self._begin_torch(key, launcher_rank(launcher))
-        elif found := _TORCH_GROUP.search(text):
+        elif match := _TORCH_GROUP.search(text):
             # torch itself puts the rank before the first line of a message only.
-            self._groups[key] = self._groups[""] = _Spoken(launcher_rank(launcher), found["name"], found["desc"])
+            self._groups[key] = self._groups[""] = _Spoken(launcher_rank(launcher), match["name"], match["desc"])
         report = self._open.get(key)
         if report is not None and not report.add_line(text) and not _GROUP.match(text):
             del self._open[key]
 
-    def _begin_own(self, found: re.Match[str]) -> None:
-        moment = time.strptime(found["time"], "%Y-%m-%d %H:%M:%S")
+    def _begin_own(self, match: re.Match[str]) -> None:
+        moment = time.strptime(match["time"], "%Y-%m-%d %H:%M:%S")
         self._time_ns = calendar.timegm(moment) * 1_000_000_000
-        self.rank, self.host = int(found["rank"] or MISSING), found["host"] or ""
+        self.rank, self.host = int(match["rank"] or MISSING), match["host"] or ""
         self.is_own = self.is_cut = True  # until its last line is seen
         self._open.clear()
 
-    def _begin_group(self, key: str, found: re.Match[str]) -> None:
-        name, desc = _unquoted(found["name"]), _unquoted(found["desc"] or "")
+    def _begin_group(self, key: str, match: re.Match[str]) -> None:
+        name, desc = _unquoted(match["name"]), _unquoted(match["desc"] or "")
         report = GroupReport("rankscope", self.rank, self._time_ns, name, desc)
-        report.size, report.members = int(found["size"]), tuple(parse_numbers(found["ranks"] or ""))
+        report.size, report.members = int(match["size"]), tuple(parse_numbers(match["ranks"] or ""))
         self._open[key] = report
         self.reports.append(report)
 

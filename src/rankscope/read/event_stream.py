@@ -84,8 +84,8 @@ class EventStream:
             buffer += chunk
             if buffer.lstrip()[:1] == b"[":
                 return b"", buffer[buffer.index(b"[") + 1 :]
-            if (found := array.search(buffer)) is not None:
-                return bytes(buffer[: found.start()]), buffer[found.end() :]
+            if (match := array.search(buffer)) is not None:
+                return bytes(buffer[: match.start()]), buffer[match.end() :]
             if len(buffer) > _MAX_HEAD_BYTES:
                 break
         raise BadFileError(
@@ -190,11 +190,11 @@ def _border(buffer: bytearray, array: str) -> re.Pattern[bytes]:
 def _last_border(buffer: bytearray, border: re.Pattern[bytes]) -> int:
     """Where the last event ends that another one follows; -1 when there is none near the end."""
     start = max(0, len(buffer) - (1 << 18))
-    found = -1
-    while found < 0:
+    end = -1
+    while end < 0:
         for match in border.finditer(buffer, start):
-            found = match.start(1)
+            end = match.start(1)
         if start == 0:
             break
         start = max(0, start - (4 << 20))
-    return found
+    return end

@@ -104,13 +104,13 @@ class _Values(NamedTuple):
 def decode_nodes(part: bytes, n_before: int) -> Decoded:
     """The nodes of a JSON array; those that cannot be understood are counted."""
     try:
-        found = _nodes.decode(part)
+        raw_nodes = _nodes.decode(part)
         n_damaged = 0
     except msgspec.DecodeError:
-        found, n_damaged = _one_by_one(whole_events(part))
+        raw_nodes, n_damaged = _one_by_one(whole_events(part))
     nodes: list[NodeRow] = []
     tensors: list[TensorRow] = []
-    for fields in found:
+    for fields in raw_nodes:
         try:
             node, given, taken = _node(fields, n_before + len(nodes))
         except (msgspec.MsgspecError, KeyError, TypeError, ValueError, RecursionError):
@@ -128,13 +128,13 @@ def _one_by_one(part: bytes) -> tuple[list[RawFields], int]:
         elements = msgspec.json.decode(part, type=list[msgspec.Raw])
     except msgspec.DecodeError:
         return [], 1
-    found = []
+    nodes = []
     for element in elements:
         try:
-            found.append(_fields.decode(element))
+            nodes.append(_fields.decode(element))
         except msgspec.DecodeError:
             continue
-    return found, len(elements) - len(found) or 1
+    return nodes, len(elements) - len(nodes) or 1
 
 
 def _node(fields: RawFields, position: int) -> tuple[NodeRow, list[Any], list[Any]]:
@@ -250,14 +250,14 @@ def _text(value: object) -> str:
 
 def _tensors(node_id: int, is_output: bool, values: list[Any], types: str) -> list[TensorRow]:
     """The types say which argument each one is: they have one entry per argument, split like the values."""
-    found = [tensor for value in values if type(value) is list and value for tensor in _tensors_in(value, 0)]
-    if not found:
+    tensors = [tensor for value in values if type(value) is list and value for tensor in _tensors_in(value, 0)]
+    if not tensors:
         return []
     places = tensor_places(types)
-    unknown = ((MISSING, 0, ""),) * (len(found) - len(places))
+    unknown = ((MISSING, 0, ""),) * (len(tensors) - len(places))
     return [
         TensorRow._make((node_id, is_output, argument, element, *tensor[:5], dtype, tensor[5]))
-        for tensor, (argument, element, dtype) in zip(found, (*places, *unknown), strict=False)
+        for tensor, (argument, element, dtype) in zip(tensors, (*places, *unknown), strict=False)
         if tensor[1] or tensor[3]  # without memory it is none
     ]
 

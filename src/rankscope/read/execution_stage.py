@@ -195,8 +195,8 @@ class NodeStage:
 
     def group_descriptions(self) -> list[str]:
         """The inputs of the nodes that describe process groups."""
-        found = self._connection.execute(f"SELECT inputs FROM {self._nodes} WHERE kind = 'groups' ORDER BY position")
-        return [inputs for (inputs,) in found.fetchall()]
+        rows = self._connection.execute(f"SELECT inputs FROM {self._nodes} WHERE kind = 'groups' ORDER BY position")
+        return [inputs for (inputs,) in rows.fetchall()]
 
     def counts(self) -> dict[str, Any]:
         [(n_nodes, n_threads, has_ids)] = self._connection.execute(
@@ -212,14 +212,14 @@ class NodeStage:
 
     @property
     def _nodes(self) -> str:
-        own = ", ".join(NodeRow._fields)
-        return "(" + " UNION ALL ".join(f"SELECT {own} FROM {table}" for table in self._parts) + ")"
+        columns = ", ".join(NodeRow._fields)
+        return "(" + " UNION ALL ".join(f"SELECT {columns} FROM {table}" for table in self._parts) + ")"
 
     def _write(self, table: str, relation: str) -> int:
-        own = ", ".join(quote_name(column.name) for column in SCHEMA[table].columns if column.name not in PART_KEYS)
+        columns = ", ".join(quote_name(column.name) for column in SCHEMA[table].columns if column.name not in PART_KEYS)
         path = self._folder / f"{table}.parquet"
         target = f"{quote_text(str(path))} (FORMAT parquet, COMPRESSION zstd)"
-        [(n_rows,)] = self._connection.execute(f"COPY (SELECT {own} FROM {relation}) TO {target}").fetchall()
+        [(n_rows,)] = self._connection.execute(f"COPY (SELECT {columns} FROM {relation}) TO {target}").fetchall()
         if not n_rows:
             path.unlink()
         return int(n_rows)

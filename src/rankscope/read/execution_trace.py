@@ -71,8 +71,8 @@ def read(source: Source) -> Iterator[Table | Part]:
 
 def _rank(source: Source) -> int:
     """From the words before a number in the name; the traces do not have the rank."""
-    found = _RANK_IN_NAME.search(source.shown.rsplit("/", 1)[-1])
-    return int(found.group(1)) if found else 0
+    match = _RANK_IN_NAME.search(source.shown.rsplit("/", 1)[-1])
+    return int(match.group(1)) if match else 0
 
 
 def _convert(source: Source, folder: Path) -> _Note:

@@ -61,6 +61,7 @@ class Source:
     workspace: str = ""  # folder or URL for the Parquet parts of a large trace
     scratch: str = ""  # folder of this machine for what else is made of the file
     with_stacks: bool = False  # whether Python functions of profiler traces are wanted
+    is_limited: bool = True  # whether reading it may take only what honest files of its size need
     origin: str = ""  # where a downloaded file is from, and what it was: the copy's path is another every time
 
     def open(self) -> BinaryIO:
@@ -158,13 +159,13 @@ def find_sources(
     for given in paths:
         where = located(given)
         if is_url(where) and not exists(where):
-            found, failed = _downloaded(where, progress) if is_download(where) else _remote_sources(where)
-            sources += found
+            files, failed = _downloaded(where, progress) if is_download(where) else _remote_sources(where)
+            sources += files
             unreadable += failed
             continue
         for path in matching(given, where):
-            found, failed = _local_sources(path)
-            sources += found
+            files, failed = _local_sources(path)
+            sources += files
             unreadable += failed
     unique = {(source.path, source.member, source.offset): source for source in sources}
     return list(unique.values()), unreadable
@@ -172,8 +173,8 @@ def find_sources(
 
 def _local_sources(path: Path) -> tuple[list[Source], list[Unreadable]]:
     sources: list[Source] = []
-    found, failed = _walk(path) if path.is_dir() else ([path], [])
-    for file in found:
+    files, failed = _walk(path) if path.is_dir() else ([path], [])
+    for file in files:
         try:
             sources += _unfold(file)
         except _open_errors() as error:
@@ -223,7 +224,7 @@ def _walk(folder: Path) -> tuple[list[Path], list[Unreadable]]:
     def note_failure(error: OSError) -> None:
         failed.append(Unreadable(str(error.filename), f"cannot be listed: {_reason(error)}", "check its permissions"))
 
-    found: list[Path] = []
+    files: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=note_failure):
         if RUN_FILE in names:
             others = sorted(filter(_OTHER_RUN.fullmatch, folders), key=natural_key)
@@ -233,10 +234,10 @@ def _walk(folder: Path) -> tuple[list[Path], list[Unreadable]]:
         kept = (name for name in names if not name.startswith(".") and not _is_told(name, names, folders))
         for file in (Path(root, name) for name in sorted(kept, key=natural_key)):
             if file.is_file():  # pipes and sockets, which would block, are left out
-                found.append(file)
+                files.append(file)
             elif file.is_symlink() and not file.exists():
                 failed.append(Unreadable(str(file), "is a broken link", "copy the file itself"))
-    return found, failed
+    return files, failed
 
 
 def _other_run(path: str) -> Unreadable:
@@ -338,8 +339,8 @@ def name_source(source: Source, prefix: str | None = None) -> Source | None:
         name = shorter
     before = ""
     if prefix is not None:
-        before, found, name = name.partition(prefix)  # anywhere: names may begin with the host or the job
-        if not found:
+        before, separator, name = name.partition(prefix)  # anywhere: names may begin with the host or the job
+        if not separator:
             return None
     integer = _LAST_INTEGER.search(name)
     if integer is None:

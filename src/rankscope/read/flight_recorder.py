@@ -251,12 +251,12 @@ def _counts_ops(op_ids: Array, seqs: Array, last_enqueued: int, is_gloo: bool) -
 
 def _rank_table(source: Source, dump: dict[str, Any], calls: Table, recorder: str) -> Table:
     record_ids = calls.array("record_id")
-    told = dump.get("rankscope")  # only our own recorder says whose dump it is
-    own: dict[str, Any] = told if isinstance(told, dict) else {}
-    written_ns = own.get("written_ns")
+    header = dump.get("rankscope")  # only our own recorder says whose dump it is
+    known: dict[str, Any] = header if isinstance(header, dict) else {}
+    written_ns = known.get("written_ns")
     row = {
         "rank": source.rank,
-        "host": plain_text(own.get("host")) or source.host,
+        "host": plain_text(known.get("host")) or source.host,
         "file_id": source.file_id,
         "recorder": recorder,
         "version": plain_text(dump.get("version")),

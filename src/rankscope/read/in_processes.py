@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
+from rankscope.model.border import bugs_are_raised, raise_bugs
+
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
+_MEMORY = 1 << 30  # what any file may need, and more than a small honest one does
 _MEMORY_PER_FILE = 200  # times its size: what the largest honest file may need while it is read
 
 
@@ -33,7 +36,7 @@ def read_in_processes(
     with warnings.catch_warnings():
         # The child only unpickles and makes arrays: no lock that another thread may hold is ever taken there.
         warnings.simplefilter("ignore", DeprecationWarning)
-        with ProcessPoolExecutor(n_jobs, context, _set_up_process, (n_largest,)) as pool:
+        with ProcessPoolExecutor(n_jobs, context, _set_up_process, (n_largest, bugs_are_raised())) as pool:
             try:
                 with _without_main_module():
                     results = pool.map(read, batches, chunksize=chunk)
@@ -71,7 +74,8 @@ def _without_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _set_up_process(n_largest: int) -> None:
+def _set_up_process(n_largest: int, is_strict: bool) -> None:
+    raise_bugs(is_strict)
     gc.disable()  # a collection would copy every page that the process shares with its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent ends them
     limited_memory(n_largest).__enter__()
@@ -89,12 +93,13 @@ def limited_memory(n_largest: int) -> Iterator[None]:
     import resource
 
     with open("/proc/self/statm") as status:
-        n_now = int(status.read().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = n_now + max(4 << 30, _MEMORY_PER_FILE * n_largest)
+        n_now = int(status.read().split()[5]) * resource.getpagesize()
+    # What it may write to, not its addresses: of those, threads reserve far more than they use.
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = n_now + max(_MEMORY, _MEMORY_PER_FILE * n_largest)
     limits = [limit for limit in (wanted, soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -129,8 +129,8 @@ def _rank(distributed: dict[str, Any], source: Source) -> int:
     rank = distributed.get("rank")
     if isinstance(rank, int) and 0 <= rank < 2**31:
         return rank
-    found = _RANK_IN_NAME.search(source.shown.rsplit("/", 1)[-1])
-    return int(found.group(1)[:9]) if found else 0
+    match = _RANK_IN_NAME.search(source.shown.rsplit("/", 1)[-1])
+    return int(match.group(1)[:9]) if match else 0
 
 
 def _description(around: dict[str, Any], distributed: dict[str, Any]) -> dict[str, Any]:

@@ -121,11 +121,13 @@ _STAGE_OF_CODE |= {_MEMORY_CODE: "raw_memory", _FLOW_START_CODE: "raw_flows", _F
 
 
 def _codes(stage: str) -> str:
-    return ", ".join(str(code) for code, own in _STAGE_OF_CODE.items() if own == stage)
+    return ", ".join(str(code) for code, code_stage in _STAGE_OF_CODE.items() if code_stage == stage)
 
 
 def _kind(stage: str) -> str:
-    kinds = {_CODES[category]: kind for category, (own, kind) in _CATEGORIES.items() if own == stage}
+    kinds = {
+        _CODES[category]: kind for category, (category_stage, kind) in _CATEGORIES.items() if category_stage == stage
+    }
     branches = " ".join(f"WHEN {code} THEN {quote_text(kind)}" for code, kind in kinds.items())
     return f"CASE code {branches} END" if branches else "NULL"
 

@@ -78,7 +78,9 @@ class MessageRows:
             self._compilation(prefix)
         handler = _CHANNELS.get(prefix.channel)
         if handler is None:
-            handler = next((found for start, found in _BEGINNINGS if first.startswith(start)), MessageRows._other)
+            handler = next(
+                (candidate for start, candidate in _BEGINNINGS if first.startswith(start)), MessageRows._other
+            )
         handler(self, message)
 
     def add_crash(self, crash: Crash) -> None:
@@ -105,8 +107,8 @@ class MessageRows:
             if not row.get("file"):
                 row.update(sites.get((row["prefix"].process, row["frame_id"]), {}))
         self.rows["compilations"] = compilations
-        told = {(row.get("file"), row.get("line")) for row in self.rows.get("graph_breaks", ())}
-        self._extend("graph_breaks", [row for row in self._warned_breaks if (row["file"], row["line"]) not in told])
+        logged = {(row.get("file"), row.get("line")) for row in self.rows.get("graph_breaks", ())}
+        self._extend("graph_breaks", [row for row in self._warned_breaks if (row["file"], row["line"]) not in logged])
         added = {_compilation_of(row) for row in self.rows.get("guards", ()) if row["kind"] == "guard"}
         self._extend("guards", [row for row in self._tree_guards if _compilation_of(row) not in added])
         self._lengthen_paths()
@@ -144,7 +146,7 @@ class MessageRows:
     def _recompile(self, message: Message) -> None:
         compilation = self._compilation(message.prefix)
         compilation.update(_site_of(_RECOMPILING.match(message.lines[0])))
-        texts = [found.group(1) for found in map(_REASON_LINE.match, message.lines[1:]) if found]
+        texts = [match.group(1) for match in map(_REASON_LINE.match, message.lines[1:]) if match]
         if not texts:
             return
         # Without the number of the version, as before torch 2.5, each line is a reason of its own.
@@ -159,12 +161,12 @@ class MessageRows:
         row = parse_graph_break(message.text)
         if not row.get("file") and not row["reason"]:
             return
-        place = (row.get("file", ""), row.get("line", MISSING))
+        site = (row.get("file", ""), row.get("line", MISSING))
         if row.get("function"):
-            self._breaks[place] = row
+            self._breaks[site] = row
         else:
-            told = self._breaks.get(place, {})
-            row.update({name: told[name] for name in _BREAK_SITE if name in told})
+            earlier = self._breaks.get(site, {})
+            row.update({name: earlier[name] for name in _BREAK_SITE if name in earlier})
         self._put("graph_breaks", message.prefix, row)
 
     def _warned_break(self, message: Message) -> None:
@@ -174,20 +176,20 @@ class MessageRows:
             return
         reason, hint = message.lines[0].partition(", consider")[0], message.lines[1].strip()
         row: Row = {**located(frames[-1]), "is_user": is_user_frame(frames[-1].file), "reason": reason, "hints": hint}
-        own = user_frame(frames)
-        if own is not None and not row["is_user"]:
-            row.update(caller_file=own.file, caller_line=own.line)
+        caller = user_frame(frames)
+        if caller is not None and not row["is_user"]:
+            row.update(caller_file=caller.file, caller_line=caller.line)
         self._warned_breaks.append({**id_columns(message.prefix.trace_id), "prefix": message.prefix, **row})
 
     def _limit(self, message: Message) -> None:
-        found = _LIMIT.match(message.lines[0])
-        if found is None:
+        match = _LIMIT.match(message.lines[0])
+        if match is None:
             return
         site = next(filter(None, map(_LIMIT_SITE.match, message.lines)), None)
         compilation = self._compilation(message.prefix, site.group() if site else "limit")
         compilation.update(_site_of(site), status="failed", fail_type="RecompileLimitExceeded")
         compilation["fail_reason"] = (
-            f"Dynamo recompile limit exceeded: {found['name']} (currently set to {found['limit']})"
+            f"Dynamo recompile limit exceeded: {match['name']} (currently set to {match['limit']})"
         )
         reason = _last_reason(message.lines)
         if reason and not compilation.get("recompile_reason"):
@@ -196,11 +198,11 @@ class MessageRows:
                 self._put("recompiles", message.prefix, row)
 
     def _started(self, message: Message) -> None:
-        found = _STARTED.match(message.lines[0])
-        if found is None:
+        match = _STARTED.match(message.lines[0])
+        if match is None:
             return
-        site = _site_of(found)
-        self._compilation(message.prefix, found.group()).update(site)
+        site = _site_of(match)
+        self._compilation(message.prefix, match.group()).update(site)
         frames = traceback_frames(message.lines[1:])
         if frames and message.prefix.trace_id:
             stack = [*map(located, frames), {**site, "code": ""}]
@@ -213,12 +215,12 @@ class MessageRows:
         """Torch continued without compiling because of torch._dynamo.config.suppress_errors."""
         if message.prefix.level in ("debug", "info"):
             return  # what torch leaves to Python anyway, such as a function that was compiled too often
-        found = _NOT_CONVERTED.match(message.lines[0])
-        site = _site_of(found)
+        match = _NOT_CONVERTED.match(message.lines[0])
+        site = _site_of(match)
         error = {**site, **error_columns(message.text)}
         same = [row for row in self._compilations.values() if site and site.items() <= row.items()]
-        own = [row for row in same if row["prefix"].process == message.prefix.process and "status" not in row]
-        failed = own[-1] if own else self._compilation(message.prefix, message.lines[0])
+        open_rows = [row for row in same if row["prefix"].process == message.prefix.process and "status" not in row]
+        failed = open_rows[-1] if open_rows else self._compilation(message.prefix, message.lines[0])
         failed.update(site, **_failure(error))
         self._put("compile_errors", message.prefix, {**error, "compile_id": failed["compile_id"]})
 
@@ -229,32 +231,32 @@ class MessageRows:
             compilation["guard_latency_ns"] = round(min(float(latency["us"]), 1e12) * 1000)
         compilation.setdefault("status", "ok")  # guards are written when all else is done
         for line in message.lines:
-            found = _TREE_GUARD.search(line)
-            guard, _, where = line[found.end() :].partition("  # ") if found else ("", "", "")
+            match = _TREE_GUARD.search(line)
+            guard, _, where = line[match.end() :].partition("  # ") if match else ("", "", "")
             if where and _NOT_ASKED_FOR not in where and classify_guard(guard.strip())["cause"] == "size":
                 row = {**id_columns(message.prefix.trace_id), "prefix": message.prefix, "kind": "guard"}
                 self._tree_guards.append({**row, "expression": guard.strip(), **_where(where)})
 
     def _symbol(self, message: Message) -> None:
-        found = _SYMBOL.match(message.lines[0]) or _UNBACKED.match(message.lines[0])
-        if found is None:
+        match = _SYMBOL.match(message.lines[0]) or _UNBACKED.match(message.lines[0])
+        if match is None:
             return
-        row = {"kind": "symbol", **found.groupdict(), **_where(message.lines[0][found.end() :])}
+        row = {"kind": "symbol", **match.groupdict(), **_where(message.lines[0][match.end() :])}
         self._sources[message.prefix.process, row["symbol"]] = row.get("source", "")
         self._put("guards", message.prefix, row)
 
     def _shape_guard(self, message: Message) -> None:
-        found = _ADDED.match(message.lines[0])
-        if found:
-            row = {"kind": "guard", **found.groupdict(), **_where(message.lines[0][found.end() :])}
+        match = _ADDED.match(message.lines[0])
+        if match:
+            row = {"kind": "guard", **match.groupdict(), **_where(message.lines[0][match.end() :])}
             self._asked[message.prefix.process] = self._put("guards", message.prefix, row)
 
     def _constant(self, message: Message) -> None:
-        found = _CONSTANT.match(message.lines[0])
-        if found is None:
+        match = _CONSTANT.match(message.lines[0])
+        if match is None:
             return
         process = message.prefix.process
-        row: Row = {"kind": "specialization", **found.groupdict()}
+        row: Row = {"kind": "specialization", **match.groupdict()}
         row["source"] = self._sources.get((process, row["symbol"]), "")
         asked = self._asked.get(process, {})
         # The guard just before it made it a constant, when it speaks of this symbol.
@@ -329,8 +331,8 @@ def _log_line(message: Message) -> Row:
     }
 
 
-def _site_of(found: re.Match[str] | None) -> Row:
-    return {} if found is None else {"function": found["function"], "file": found["file"], "line": int(found["line"])}
+def _site_of(match: re.Match[str] | None) -> Row:
+    return {} if match is None else {"function": match["function"], "file": match["file"], "line": int(match["line"])}
 
 
 def _last_reason(lines: list[str]) -> str:
@@ -343,11 +345,11 @@ def _last_reason(lines: list[str]) -> str:
 def _failure(error: Row) -> Row:
     """The columns of a compilation that an error ended."""
     kind, reason = error["type"].rpartition(".")[2], error["message"].partition(": ")[2]
-    place = {"fail_file": error.get("file", ""), "fail_line": error.get("line", MISSING)}
-    return {"status": "failed", "fail_type": kind, "fail_reason": reason, **place}
+    site = {"fail_file": error.get("file", ""), "fail_line": error.get("line", MISSING)}
+    return {"status": "failed", "fail_type": kind, "fail_reason": reason, **site}
 
 
 def _where(text: str) -> Row:
     text = text.strip()
-    found = _WHERE.search(text)
-    return {} if found is None else {**_site_of(found), "code": text[: found.start()].rstrip()}
+    match = _WHERE.search(text)
+    return {} if match is None else {**_site_of(match), "code": text[: match.start()].rstrip()}

@@ -95,20 +95,20 @@ class Crash(NamedTuple):
 def find_prefix(line: bytes) -> tuple[Prefix, int] | None:
     """The prefix, wherever in the line it begins, and where it ends."""
     new = _PREFIX.search(line)
-    found = new or _OLD_PREFIX.search(line)
-    if found is None:
+    match = new or _OLD_PREFIX.search(line)
+    if match is None:
         return None
-    rank, launcher = _labels(line[: found.start()])
-    ids = (_decoded(found["id"]), _decoded(found["channel"]))
+    rank, launcher = _labels(line[: match.start()])
+    ids = (_decoded(match["id"]), _decoded(match["channel"]))
     if new:
         level, stamp, year = _LEVELS[new["level"]], new["stamp"], 0
         pid, module_line = int(new["pid"]), int(new["line"])
     else:
-        level, year = found["level"].decode().lower(), int(found["year"])
-        stamp = b"%b%b %b.%b000" % found.group("month", "day", "time", "milliseconds")
+        level, year = match["level"].decode().lower(), int(match["year"])
+        stamp = b"%b%b %b.%b000" % match.group("month", "day", "time", "milliseconds")
         pid, module_line = MISSING, MISSING
-    prefix = Prefix(rank, launcher, pid, level, year, stamp, _decoded(found["module"]), module_line, *ids)
-    return prefix, found.end()
+    prefix = Prefix(rank, launcher, pid, level, year, stamp, _decoded(match["module"]), module_line, *ids)
+    return prefix, match.end()
 
 
 def _labels(before: bytes) -> tuple[int, int]:
@@ -128,8 +128,8 @@ def _decoded(text: bytes | None) -> str:
 
 def compiler_lines(head: bytes) -> bool:
     """True when one of the lines is of torch's compiler."""
-    found = (find_prefix(line) for line in plain_lines(head))
-    return any(each is not None and each[0].is_compiler for each in found)
+    prefixes = (find_prefix(line) for line in plain_lines(head))
+    return any(each is not None and each[0].is_compiler for each in prefixes)
 
 
 def plain_lines(chunk: bytes) -> list[bytes]:
@@ -173,11 +173,11 @@ class LogText:
         self._tracebacks.clear()
 
     def _line(self, number: int, line: bytes) -> Iterator[Message | Crash]:
-        found = self._prefix(line)
-        if found is None:
+        parsed = self._prefix(line)
+        if parsed is None:
             yield from self._foreign(number, line)
             return
-        prefix, text = found
+        prefix, text = parsed
         source = (prefix.rank, *prefix.process)
         message = self._open.get(source)
         if message is not None and message.prefix == prefix and not text.startswith(_BEGINNINGS):
@@ -197,10 +197,10 @@ class LogText:
             return prefix, _decoded(line[len(raw) : len(raw) + _MAX_TEXT])
         if b".py:" not in line and b": [" not in line:
             return None
-        found = find_prefix(line)
-        if found is None:
+        parsed = find_prefix(line)
+        if parsed is None:
             return None
-        prefix, end = found
+        prefix, end = parsed
         self._last = line[:end], prefix
         return prefix, _decoded(line[end : end + _MAX_TEXT])
 

@@ -138,9 +138,9 @@ def drop_parts(tables: dict[str, Table]) -> set[int]:
     for name in ("manifests", "collected_files", "collection_problems"):
         if name in tables:
             table = tables[name]
-            own = [
+            is_kept = [
                 speaker[rank] == file
                 for rank, file in zip(table.array("rank").tolist(), table.array("file_id").tolist(), strict=True)
             ]
-            tables[name] = table.take(np.flatnonzero(own))
+            tables[name] = table.take(np.flatnonzero(is_kept))
     return set(file.tolist()) - set(speaker.values())

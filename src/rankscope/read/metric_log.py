@@ -74,9 +74,9 @@ def sniff(head: bytes, name: str) -> bool:
 
 
 def _is_json_log(lines: Sequence[str]) -> bool:
-    found = [_object(line) for line in lines]
-    flat = [line for line in found if line is not None and _is_flat(line)]
-    if len(flat) < len(found) - 1 or len(flat) < _MIN_LINES or (found[-1] is not None and len(flat) < len(found)):
+    objects = [_object(line) for line in lines]
+    flat = [line for line in objects if line is not None and _is_flat(line)]
+    if len(flat) < len(objects) - 1 or len(flat) < _MIN_LINES or (objects[-1] is not None and len(flat) < len(objects)):
         return False  # only the last one may be cut off
     return all(_is_telling(line) for line in flat)
 
@@ -108,8 +108,8 @@ def _is_csv_log(lines: Sequence[str]) -> bool:
         return False
     cells = [dict(zip(names, row, strict=True)) for row in whole]
     if columns.step:
-        told = [cell[columns.step] for cell in cells if cell[columns.step].strip()]
-        if not told or any(_number(value) is None for value in told):
+        steps = [cell[columns.step] for cell in cells if cell[columns.step].strip()]
+        if not steps or any(_number(value) is None for value in steps):
             return False
         return any(
             _number(value) is not None for cell in cells for name, value in cell.items() if name not in columns.taken
@@ -197,12 +197,12 @@ def _read_lines(rows: MetricRows, lines: Iterator[str]) -> None:
 def _read_json(rows: MetricRows, first: str, lines: Iterator[str]) -> None:
     line: str | None = first
     while line is not None:
-        found = _object(line)
-        columns = None if found is None else _columns(list(found))
-        if found is None:
+        record = _object(line)
+        columns = None if record is None else _columns(list(record))
+        if record is None:
             rows.n_bad += 1
         elif columns is not None:
-            _add(rows, found, columns)
+            _add(rows, record, columns)
         line = next(lines, None)
 
 
@@ -210,7 +210,7 @@ def _add(rows: MetricRows, line: dict[str, Any], columns: _Columns) -> None:
     """An empty field or text is not a value: in such a log most lines lack most columns."""
     step = _number(line.get(columns.step))
     rank = _number(line.get(columns.rank))
-    place = (
+    keys = (
         MISSING if step is None else to_step(step),
         _time(line.get(columns.time)),
         MISSING if rank is None else min(to_step(rank), (1 << 31) - 1),
@@ -218,21 +218,21 @@ def _add(rows: MetricRows, line: dict[str, Any], columns: _Columns) -> None:
     if columns.label:
         value = _number(line.get(_VALUE))
         if value is not None:
-            rows.add(str(line[columns.label]), value, *place)
+            rows.add(str(line[columns.label]), value, *keys)
         return
     for name, cell in line.items():
         if name not in columns.taken:
             value = _number(cell)
             if value is not None:
-                rows.add(name, value, *place)
+                rows.add(name, value, *keys)
 
 
 def _object(line: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _number(value: Any) -> float | None:

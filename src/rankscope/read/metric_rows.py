@@ -23,8 +23,8 @@ CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it a
 
 
 def told_rank(source: Source) -> int:
-    found = _RANK.findall(source.shown)
-    return int(found[-1]) if found else MISSING
+    numbers = _RANK.findall(source.shown)
+    return int(numbers[-1]) if numbers else MISSING
 
 
 def to_ns(seconds: float) -> int:

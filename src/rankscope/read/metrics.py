@@ -93,8 +93,8 @@ def _lines(content: bytes) -> tuple[list[_Line], int]:
         return _decoder.decode_lines(content), 0
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
         pass
-    found = [_line(line) for line in content.split(b"\n") if line.strip()]
-    return [line for line in found if line is not None], found.count(None)
+    parsed = [_line(line) for line in content.split(b"\n") if line.strip()]
+    return [line for line in parsed if line is not None], parsed.count(None)
 
 
 def _line(content: bytes) -> _Line | None:

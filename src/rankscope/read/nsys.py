@@ -71,15 +71,15 @@ def _profile(export: Export, folder: Path, parts: Parts, process: int, ranks: Ra
     from rankscope.read.profile_tables import staged_rows, write_profiles
 
     subfolder = f"process-{process}"
-    own = folder / subfolder
-    own.mkdir()
+    process_folder = folder / subfolder
+    process_folder.mkdir()
     devices = find_devices(export, process & 0xFFFFFF)
     with staging() as connection:
         show_tables(connection, parts)
-        stage_process(connection, own, process, ranks.of[process], devices)
+        stage_process(connection, process_folder, process, ranks.of[process], devices)
         staged = staged_rows(connection)
         base_ns, time_note = _base_time(staged.get(0, {}), start_time(export))
-        [written] = write_profiles(connection, own, staged, {0: base_ns}).values()
+        [written] = write_profiles(connection, process_folder, staged, {0: base_ns}).values()
         [(has_shapes,)] = connection.execute("SELECT count(input_dims) > 0 FROM raw_ops").fetchall()
     columns = {
         "device_type": "cuda" if "kernels" in written.n_rows else "cpu",

@@ -174,23 +174,25 @@ def _exported_report(source: Source, folder: Path) -> Path:
             continue
         if done.returncode == 0 and exported.exists():
             return exported
-        told = (done.stderr or done.stdout).decode(errors="replace").split("\n")
-        problem = next((line.strip() for line in reversed(told) if line.strip()), f"exit code {done.returncode}")
+        output = (done.stderr or done.stdout).decode(errors="replace").split("\n")
+        problem = next((line.strip() for line in reversed(output) if line.strip()), f"exit code {done.returncode}")
     raise BadFileError(f"could not be exported by nsys: {problem[:200]}", EXPORT_HINT)
 
 
 def show_tables(connection: DuckDBPyConnection, parts: Parts) -> None:
     """Makes a view of each table, with all columns of TABLES; what the export does not have is empty or NULL."""
     for table, kinds in TABLES.items():
-        found = _described(connection, parts[table]) if parts[table] else {}
-        columns = ", ".join(f"{_cast(column, kind, found)} AS {quote_name(column)}" for column, kind in kinds.items())
+        existing = _described(connection, parts[table]) if parts[table] else {}
+        columns = ", ".join(
+            f"{_cast(column, kind, existing)} AS {quote_name(column)}" for column, kind in kinds.items()
+        )
         origin = f"FROM {_parquet(parts[table])}" if parts[table] else "WHERE false"
         connection.execute(f"CREATE TEMP VIEW {quote_name(table)} AS SELECT {columns} {origin}").fetchall()
 
 
-def _cast(column: str, kind: str, found: Mapping[str, str]) -> str:
+def _cast(column: str, kind: str, existing: Mapping[str, str]) -> str:
     # nsys writes payloads into Parquet as text that is none, which DuckDB refuses: then there are no payloads.
-    if column not in found or (kind == "BLOB" and found[column] != "BLOB"):
+    if column not in existing or (kind == "BLOB" and existing[column] != "BLOB"):
         return f"NULL::{kind}"
     return f"try_cast({quote_name(column)} AS {kind})"
 

@@ -190,11 +190,11 @@ def communicator_ranks(connection: DuckDBPyConnection) -> dict[int, tuple[int, i
     """Process -> its rank in, and the size of, the largest communicator that it was seen to join."""
     for statement in _MACROS:
         connection.execute(statement).fetchall()
-    told = '(SELECT "globalTid" >> 24 AS process, start, binaryData AS payload FROM "NVTX_EVENTS")'
+    events = '(SELECT "globalTid" >> 24 AS process, start, binaryData AS payload FROM "NVTX_EVENTS")'
     joined = connection.execute(
         f"""
         SELECT process, arg_max(own_rank, n_ranks), max(n_ranks)
-        FROM ({_PAYLOADS.format(key="process, start", origin=told)})
+        FROM ({_PAYLOADS.format(key="process, start", origin=events)})
         WHERE own_rank BETWEEN 0 AND n_ranks - 1 GROUP BY process
         """
     ).fetchall()

@@ -50,7 +50,7 @@ def find_ranks(
     if node < 0:
         named = _NODE_IN_NAME.search(_name(source))
         node = int(named.group(1)) if named else 0
-    ranks = {process: node * len(processes) + place for place, process in enumerate(processes)}
+    ranks = {process: node * len(processes) + index for index, process in enumerate(processes)}
     return Ranks(ranks, largest, "its rank was inferred from the order of the processes' devices")
 
 
@@ -59,8 +59,8 @@ def _single_rank(export: Export, source: Source, variables: Mapping[str, int]) -
     if rank >= 0:
         return rank, ""
     for _, value in _capture(export):
-        if found := _RANK_IN_ARGUMENT.match(value):
-            return int(found.group(1)), ""
+        if match := _RANK_IN_ARGUMENT.match(value):
+            return int(match.group(1)), ""
     if named := _RANK_IN_NAME.search(_name(source)):
         return int(named.group(1)), ""
     if source.rank >= 0:
@@ -87,13 +87,13 @@ def _variables(export: Export) -> dict[str, int]:
     for name, value in export.rows("TARGET_INFO_SYSTEM_ENV", ("name", "value")):
         if name == "DeviceEnvironment":
             assigned += str(value).split(";")
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for assignment in assigned:
         name, _, value = assignment.partition("=")
         value = value.strip('"')
         if name in _WANTED and value.isdecimal() and len(value) < 10:
-            found.setdefault(name, int(value))
-    return found
+            numbers.setdefault(name, int(value))
+    return numbers
 
 
 def find_host(export: Export) -> str:

@@ -143,11 +143,11 @@ def list_processes(connection: DuckDBPyConnection) -> list[int]:
     called = f'SELECT {_PROCESS_OF_TID} AS process, 0 AS device FROM "CUPTI_ACTIVITY_KIND_RUNTIME"'
     marked = f'SELECT {_PROCESS_OF_TID} AS process, 0 AS device FROM "NVTX_EVENTS" WHERE "end" IS NOT NULL'
     for origin in (worked, called, marked):
-        found = connection.execute(
+        processes = connection.execute(
             f"SELECT process, min(device) FROM ({origin}) WHERE process IS NOT NULL GROUP BY process ORDER BY 2, 1"
         ).fetchall()
-        if found:
-            return [int(process) for process, _ in found]
+        if processes:
+            return [int(process) for process, _ in processes]
     return []
 
 

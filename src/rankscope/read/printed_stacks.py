@@ -54,12 +54,12 @@ class _PrintedStacks:
         launcher = LAUNCHER.match(text)
         mark = launcher.group() if launcher else ""
         text = text[launcher.end() :].removeprefix(" ") if launcher else text
-        found = UNWOUND_FRAME.match(text)
+        match = UNWOUND_FRAME.match(text)
         thread = self._open.get(mark)
-        if found and int(found["number"]) == 0:
+        if match and int(match["number"]) == 0:
             thread = self._begin(mark, number, launcher_rank(launcher))
-        if found and thread is not None and int(found["number"]) == len(thread.frames):
-            thread.frames.append(self._frame(found))
+        if match and thread is not None and int(match["number"]) == len(thread.frames):
+            thread.frames.append(self._frame(match))
             self.n_frames += 1
             return
         self._open.pop(mark, None)
@@ -76,6 +76,6 @@ class _PrintedStacks:
         self.sections.append(Section(known, reason=reason.strip()[:_MAX_REASON], threads=[thread], is_cut=True))
         return thread
 
-    def _frame(self, found: re.Match[str]) -> Frame:
-        key = (found["file"], int(found["line"]), found["function"])
+    def _frame(self, match: re.Match[str]) -> Frame:
+        key = (match["file"], int(match["line"]), match["function"])
         return self._frames.setdefault(key, {"filename": key[0], "line": key[1], "name": key[2]})

@@ -98,11 +98,11 @@ StagedRows = dict[str, Staged]  # by relation; those without rows are not in it
 
 def staged_rows(connection: DuckDBPyConnection, stages: Collection[str] = STAGES) -> dict[int, StagedRows]:
     """What there is of each process in the relations, of which all others are empty."""
-    found: dict[int, StagedRows] = {}
+    rows: dict[int, StagedRows] = {}
     if stages:
         for process, stage, *values in connection.execute(" UNION ALL ".join(map(_count_staged, stages))).fetchall():
-            found.setdefault(process, {})[stage] = Staged(*values)
-    return found
+            rows.setdefault(process, {})[stage] = Staged(*values)
+    return rows
 
 
 def _count_staged(stage: str) -> str:
@@ -140,8 +140,8 @@ def _written(n_rows: dict[str, int], staged: StagedRows, base_ns: int) -> Writte
 
 
 def _copy(connection: DuckDBPyConnection, folder: Path, table: str, select: str, base: str) -> None:
-    own = [column.name for column in SCHEMA[table].columns if column.name not in PART_KEYS]
-    absolute = ", ".join(f"{name} + {base} AS {name}" if name in _MOMENTS else quote_name(name) for name in own)
+    columns = [column.name for column in SCHEMA[table].columns if column.name not in PART_KEYS]
+    absolute = ", ".join(f"{name} + {base} AS {name}" if name in _MOMENTS else quote_name(name) for name in columns)
     path = folder / f"{table}.parquet"
     target = f"{quote_text(str(path))} (FORMAT parquet, COMPRESSION zstd)"
     [(n_rows,)] = connection.execute(f"COPY (SELECT process, {absolute} FROM ({select})) TO {target}").fetchall()
@@ -179,7 +179,7 @@ def _define_steps(connection: DuckDBPyConnection, processes: Iterable[int]) -> N
     steps: dict[int, list[tuple[int, int, int]]] = {process: [] for process in processes}
     for process, start, end, number in rows:
         steps[process].append((start, end, number))
-    search = by_process({process: _step_search(own) for process, own in steps.items()}, "whose")
+    search = by_process({process: _step_search(spans) for process, spans in steps.items()}, "whose")
     connection.execute(f"CREATE TEMP MACRO step_at(whose, moment) AS {search}").fetchall()
 
 

@@ -93,14 +93,14 @@ def find_remote(url: str) -> list[RemoteFile]:
         raise InputError(f"{shown}: chained URLs are not read", "copy or unpack it first, or give one plain URL")
     try:
         store, root = open_store(url)
-        found = list(_listed(store, root))
+        infos = list(_listed(store, root))
     except InputError:
         raise
     except FileNotFoundError as error:
         raise InputError(f"{shown}: no such file or folder", "pass the folder that contains the traces") from error
     except Exception as error:  # each store has exceptions of its own
         raise InputError(f"{shown}: cannot be listed: {reason(error)}", "check the URL and the credentials") from error
-    return [_described(store, info, url) for info in found]
+    return [_described(store, info, url) for info in infos]
 
 
 def _listed(store: Any, root: str) -> Iterator[Mapping[str, Any]]:

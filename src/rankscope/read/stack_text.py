@@ -119,18 +119,18 @@ class StackText:
         return None
 
     def _header(self, text: str) -> Section | None:
-        found = _OWN_HEADER.match(text)
-        if found:
-            reason = found["reason"][:_MAX_REASON]
-            return Section(int(found["rank"]), int(found["pid"]), _time_ns(found["time"]), reason)
-        if found := _SERVED_HEADER.match(text):
+        match = _OWN_HEADER.match(text)
+        if match:
+            reason = match["reason"][:_MAX_REASON]
+            return Section(int(match["rank"]), int(match["pid"]), _time_ns(match["time"]), reason)
+        if match := _SERVED_HEADER.match(text):
             self.is_served = True
-            return Section(int(found["rank"]))
-        if found := _SPIED_HEADER.match(text):
+            return Section(int(match["rank"]))
+        if match := _SPIED_HEADER.match(text):
             is_open = self._section is not None and not self._section.threads  # py-spy's text in a served file
-            return Section(self._section.rank if is_open and self._section else MISSING, int(found["pid"]))
-        if found := _BARE_HEADER.match(text):
-            return Section(reason=found["reason"][:_MAX_REASON])
+            return Section(self._section.rank if is_open and self._section else MISSING, int(match["pid"]))
+        if match := _BARE_HEADER.match(text):
+            return Section(reason=match["reason"][:_MAX_REASON])
         return None
 
     def _begin(self, section: Section) -> Section | None:
@@ -150,11 +150,11 @@ class StackText:
             self._thread_ids.add(thread.thread_id)
         return ended
 
-    def _add_frame(self, found: re.Match[str]) -> None:
+    def _add_frame(self, match: re.Match[str]) -> None:
         if self._thread is None or self._n_frames >= _MAX_FRAMES:
             return
-        line = found["line"] or ""
-        key = (found["file"], int(line) if line.isdecimal() else 0, found["function"])
+        line = match["line"] or ""
+        key = (match["file"], int(line) if line.isdecimal() else 0, match["function"])
         # One object per distinct frame, as in a dump: stacks are told apart by their frames' identity.
         frame = self._frames.setdefault(key, {"filename": key[0], "line": key[1], "name": key[2]})
         self._thread.frames.append(frame)
@@ -162,11 +162,11 @@ class StackText:
 
 
 def _thread(number: int, text: str) -> ThreadStack | None:
-    found = _THREAD.match(text)
-    if found:
-        return ThreadStack(found["id"], found["name"] or "", found["current"].startswith("C"), number)
-    found = _SPIED_THREAD.match(text)
-    return ThreadStack(found["id"], found["name"] or "", False, number) if found else None
+    match = _THREAD.match(text)
+    if match:
+        return ThreadStack(match["id"], match["name"] or "", match["current"].startswith("C"), number)
+    match = _SPIED_THREAD.match(text)
+    return ThreadStack(match["id"], match["name"] or "", False, number) if match else None
 
 
 def _time_ns(text: str) -> int:

@@ -65,11 +65,11 @@ def stale_dumps(tables: Mapping[str, Table], dumps: Sequence[Dump]) -> dict[int,
     n_failed = _MOST_FAILED
     while True:
         current = [dump for dump in dumps if dump.file_id not in stale]
-        found = _overtaken(_SharedCalls(tables, current), n_failed)
+        overtaken = _overtaken(_SharedCalls(tables, current), n_failed)
         # What another attempt has completed says nothing about the rest: without it they are looked at again.
-        others = {file: reason for file, reason in found.items() if reason is _OTHER_ATTEMPT}
-        stale |= others or found
-        if not others and (not found or not n_failed):
+        others = {file: reason for file, reason in overtaken.items() if reason is _OTHER_ATTEMPT}
+        stale |= others or overtaken
+        if not others and (not overtaken or not n_failed):
             return stale
         if not others:  # the dumps are known to be from different moments: a call that one rank lacks proves no failure
             n_failed = 0
@@ -96,7 +96,7 @@ class _SharedCalls:
     def _groups(self, config: Table | None) -> Array:
         """Numbers that are equal where name and members are: local groups may share a name."""
         names = self.calls.text("group_name")
-        position = {dump.file_id: place for place, dump in enumerate(self.dumps)}
+        position = {dump.file_id: index for index, dump in enumerate(self.dumps)}
         members: dict[tuple[int, str], str] = {}
         for row in with_global_members(config).rows() if config is not None else ():
             if row["file_id"] in position:
@@ -105,10 +105,10 @@ class _SharedCalls:
         distinct, codes = np.unique(pairs, return_inverse=True)
         pool: dict[tuple[str, str], int] = {}
         numbers = np.empty(len(distinct), np.int64)
-        for place, pair in enumerate(distinct.tolist()):
+        for index, pair in enumerate(distinct.tolist()):
             dump, name = divmod(pair, len(names.values))
             group = (names.values[name], members.get((dump, names.values[name]), ""))
-            numbers[place] = pool.setdefault(group, len(pool))
+            numbers[index] = pool.setdefault(group, len(pool))
         self.is_member = np.zeros((len(pool), len(self.dumps)), bool)  # where the dump itself lists the group
         for (dump, name), listed in members.items():
             if (name, listed) in pool:
@@ -126,7 +126,7 @@ def _of_another_time(shared: _SharedCalls) -> dict[int, LeftOut]:
     """Dumps that made their calls long before or after the others did, or in another attempt."""
     clusters = _clusters(shared)
     drifting = _drifting(shared)
-    labels = [len(shared.dumps) + place if drifting[place] else clusters[place] for place in range(len(shared.dumps))]
+    labels = [len(shared.dumps) + index if drifting[index] else clusters[index] for index in range(len(shared.dumps))]
     sizes = Counter(labels)
     newest: dict[int, int] = {}
     for dump, label in zip(shared.dumps, labels, strict=True):
@@ -151,23 +151,23 @@ def _clusters(shared: _SharedCalls) -> list[int]:
     pairs = np.stack([dump[order][:-1], dump[order][1:]])
     cluster = list(range(len(shared.dumps)))
 
-    def root(place: int) -> int:
-        while cluster[place] != place:
-            cluster[place] = cluster[cluster[place]]
-            place = cluster[place]
-        return place
+    def root(index: int) -> int:
+        while cluster[index] != index:
+            cluster[index] = cluster[cluster[index]]
+            index = cluster[index]
+        return index
 
     for left, right in np.unique(pairs[:, is_close], axis=1).T.tolist():
         cluster[root(left)] = root(right)
     apart = {frozenset((root(left), root(right))) for left, right in np.unique(pairs[:, is_same], axis=1).T.tolist()}
     spans: dict[int, tuple[int, int]] = {}
-    for place, one in enumerate(shared.dumps):
-        first, last = spans.get(root(place), (one.first_ns, one.last_ns))
-        spans[root(place)] = (min(first, one.first_ns), max(last, one.last_ns))
+    for index, one in enumerate(shared.dumps):
+        first, last = spans.get(root(index), (one.first_ns, one.last_ns))
+        spans[root(index)] = (min(first, one.first_ns), max(last, one.last_ns))
     for (left, one_span), (right, other_span) in combinations(sorted(spans.items(), key=lambda item: item[1]), 2):
         if frozenset((left, right)) not in apart and _gap(one_span, other_span) <= MAX_APART_NS:
             cluster[root(left)] = root(right)
-    return [root(place) for place in range(len(shared.dumps))]
+    return [root(index) for index in range(len(shared.dumps))]
 
 
 def _gap(one: tuple[int, int], other: tuple[int, int]) -> int:
@@ -187,9 +187,9 @@ def _drifting(shared: _SharedCalls) -> Array:
     order = np.argsort(shared.dump[rows], kind="stable")
     bounds = np.searchsorted(shared.dump[rows][order], np.arange(len(shared.dumps) + 1))
     drifting = np.zeros(len(shared.dumps), bool)
-    for place in range(len(shared.dumps)):
-        mine = order[bounds[place] : bounds[place + 1]]
-        drifting[place] = len(mine) >= _MIN_SHARED and _drifts(shared.created[rows[mine]], apart[mine])
+    for index in range(len(shared.dumps)):
+        mine = order[bounds[index] : bounds[index + 1]]
+        drifting[index] = len(mine) >= _MIN_SHARED and _drifts(shared.created[rows[mine]], apart[mine])
     return drifting & (2 * np.count_nonzero(drifting) < len(drifting))
 
 
@@ -241,8 +241,8 @@ def _overtaken(shared: _SharedCalls, n_failed: int) -> dict[int, LeftOut]:
         provers = proven[group] > newest[group][behind].max(initial=MISSING)
         went_on = behind & (last > ended[group][provers].max(initial=MISSING))
         is_other_attempt = np.count_nonzero(went_on) > np.count_nonzero(provers)
-        for place in np.flatnonzero(provers if is_other_attempt else behind).tolist() if behind.any() else ():
-            dump, n_behind = shared.dumps[place], int(proven[group].max() - max(newest[group][place], 0))
+        for index in np.flatnonzero(provers if is_other_attempt else behind).tolist() if behind.any() else ():
+            dump, n_behind = shared.dumps[index], int(proven[group].max() - max(newest[group][index], 0))
             if is_other_attempt or not dump.is_cut:
                 reasons[dump.file_id] = _OTHER_ATTEMPT if is_other_attempt else _moment_reason(n_behind)
     return reasons
@@ -257,8 +257,8 @@ def _completed_in_time(shared: _SharedCalls) -> Array:
     # An abort ends what waits, too, but only at the time-out.
     in_time = (ended > 0) & (timeout > 0) & (ended - shared.created < timeout // 2)
     completed = shared.is_unique & calls.text("state").equals("completed")[rows]
-    found: Array = np.flatnonzero(on_device & needs_all & in_time & completed)
-    return found
+    provers: Array = np.flatnonzero(on_device & needs_all & in_time & completed)
+    return provers
 
 
 def _passed(shared: _SharedCalls, n_failed: int) -> Array:

@@ -50,10 +50,10 @@ class StoreClosedError(InputError):
 
 def parse_address(text: str) -> Address:
     """`HOST:PORT` or `[v6]:PORT`."""
-    found = _PLAIN_ADDRESS.fullmatch(text) or _V6_ADDRESS.fullmatch(text)
-    if found is None or not 0 < int(found["port"]) < 1 << 16:
+    match = _PLAIN_ADDRESS.fullmatch(text) or _V6_ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match["port"]) < 1 << 16:
         raise UsageError(f"{text!r} is not HOST:PORT", f"for example node-1:29500 or [fe80::1]:29500; {WHERE_HINT}")
-    return Address(found["host"], int(found["port"]))
+    return Address(match["host"], int(match["port"]))
 
 
 class TcpStore:

@@ -57,8 +57,8 @@ def read(source: Source) -> Iterator[Table]:
             rows.take(_records(stream), _add)
     except CutError as error:
         raise BadFileError(f"does not start like a TensorBoard event file ({error})", _HINT) from error
-    found = _HOST.search(source.shown)
-    yield from rows.tables(found["host"] if found else "")
+    match = _HOST.search(source.shown)
+    yield from rows.tables(match["host"] if match else "")
 
 
 def _records(stream: BinaryIO) -> Iterator[bytes]:

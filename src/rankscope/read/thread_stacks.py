@@ -99,9 +99,9 @@ def _tables(source: Source, own_rank: int, threads: list[tuple[int, Section, Thr
 
 def _time_of_name(name: str) -> int:
     """`stacks_20261116_120000.txt`, as torch's debug server names its files: on its own clock, taken for UTC."""
-    found = _SERVED_NAME.search(name)
+    match = _SERVED_NAME.search(name)
     try:
-        moment = datetime.datetime.strptime(f"{found.group(1)}+0000", "%Y%m%d_%H%M%S%z") if found else None
+        moment = datetime.datetime.strptime(f"{match.group(1)}+0000", "%Y%m%d_%H%M%S%z") if match else None
     except ValueError:
         return MISSING
     return int(moment.timestamp()) * 10**9 if moment else MISSING

@@ -14,7 +14,7 @@ import numpy as np
 
 from rankscope.errors import BadFileError
 from rankscope.model.tables import MISSING, Array, Table
-from rankscope.read import compile_log, desync, printed_stacks, thread_stacks
+from rankscope.read import compile_log, desync, job_log, printed_stacks, thread_stacks
 from rankscope.read.files import Source
 from rankscope.read.log_messages import MessageRows, Row
 from rankscope.read.log_text import Crash, LogText, Message, Prefix, compiler_lines
@@ -30,7 +30,12 @@ CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it a
 
 
 def sniff(head: bytes, name: str) -> bool:
-    if not head or b"\0" in head or any(other.sniff(head, name) for other in (compile_log, thread_stacks, desync)):
+    if (
+        not head
+        or b"\0" in head
+        or job_log.is_kept(name)
+        or any(other.sniff(head, name) for other in (compile_log, thread_stacks, desync))
+    ):
         return False
     # A job may print a lot before torch's first line, so that any text by these names has to be looked through.
     return bool(_TEXT_NAME.search(name)) or compiler_lines(head)
@@ -45,17 +50,21 @@ def read(source: Source) -> Iterator[Table]:
     yield from reports
     stacks = list(printed_stacks.in_output(source))
     yield from stacks
+    events = list(job_log.in_output(source))
+    yield from events
     if log.is_compiler_log:
         yield from log.tables(problem)
         return
-    is_told = bool(reports or stacks)
+    is_told = bool(reports or stacks or events)
     if not is_told and (problem or not _TEXT_NAME.search(source.shown)):
         raise BadFileError(problem or "has no torch.compile messages", _RECORD_HINT)
-    row = _file_row(source, MISSING)
+    row = {**_file_row(source, MISSING), "source": job_log.NAME if events else NAME}
     if problem:
         row.update(status="damaged", problem=problem, hint=CUT_HINT)
     elif not is_told:
-        row.update(status="ignored", problem="is text without torch.compile messages, desync reports or stack traces")
+        row.update(
+            status="ignored", problem="is text without torch.compile messages, desync reports, stacks or failures"
+        )
     yield Table.from_rows("files", [row])
 
 
@@ -141,8 +150,8 @@ class _Log:
     def _rank_of(self, prefix: Prefix) -> int:
         if prefix.rank != MISSING:
             return prefix.rank
-        told = self.ranks.get(prefix.process, prefix.launcher)
-        return self.named_rank if told == MISSING else told
+        rank = self.ranks.get(prefix.process, prefix.launcher)
+        return self.named_rank if rank == MISSING else rank
 
     def _logs(self, problem: str) -> list[Row]:
         """One row per rank whose process compiled, or failed to."""
@@ -155,7 +164,7 @@ class _Log:
                 by_rank.setdefault(self._rank_of(row["prefix"]), [])
         # Those without a rank come last: rows of the file that have none must not take another's.
         ordered = sorted(by_rank.items(), key=lambda item: (item[0] == MISSING, item[0]))
-        return [self._log_row(rank, own, problem) for rank, own in ordered]
+        return [self._log_row(rank, rows, problem) for rank, rows in ordered]
 
     def _log_row(self, rank: int, processes: Sequence[_Process], problem: str) -> Row:
         times = self._times([prefix for each in processes for prefix in (each.first, each.last)])

@@ -179,14 +179,14 @@ def _joined_config(config: Table, pairs: Sequence[_Pair]) -> Table:
     """Our groups have names and members; torch's are used only where ours are missing."""
     own_files, torch_files = _files(pairs)
     names, files, ranks = config.text("name").tolist(), config.array("file_id").tolist(), config.array("rank").tolist()
-    told: dict[int, set[str]] = defaultdict(set)
+    names_of: dict[int, set[str]] = defaultdict(set)
     for name, file, rank in zip(names, files, ranks, strict=True):
         if file in own_files:
-            told[rank].add(name)
+            names_of[rank].add(name)
     kept = [
         row
         for row, (name, file, rank) in enumerate(zip(names, files, ranks, strict=True))
-        if file not in torch_files or not told[rank] or (name and name not in told[rank])
+        if file not in torch_files or not names_of[rank] or (name and name not in names_of[rank])
     ]
     return config.take(np.array(kept, np.int64))
 
@@ -207,8 +207,8 @@ def _joined_status(status: Table, pairs: Sequence[_Pair], watched: set[GroupKey]
             by_group[key] = row
         elif key not in watched:
             by_group[key].update({name: max(row[name], by_group[key][name]) for name in _COUNTERS})
-    told = {rank for rank, _ in by_group}
-    kept += [row for row in nameless if row["file_id"] in own_files or row["rank"] not in told]
+    named = {rank for rank, _ in by_group}
+    kept += [row for row in nameless if row["file_id"] in own_files or row["rank"] not in named]
     return Table.from_rows("group_status", [*kept, *by_group.values()])
 
 

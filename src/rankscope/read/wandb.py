@@ -124,7 +124,7 @@ def _add_history(rows: MetricRows, content: bytes) -> None:
         if field == _HISTORY_ITEM:
             values.update(_item(raw))
         elif field == _HISTORY_STEP:
-            step = next((number for own, number in protobuf.fields(raw) if own == _FIRST_NUMBER), 0)
+            step = next((number for key, number in protobuf.fields(raw) if key == _FIRST_NUMBER), 0)
     _add_values(rows, values, to_step(values.get("_step", step)))
 
 
@@ -141,7 +141,7 @@ def _add_stats(rows: MetricRows, content: bytes) -> None:
     values: dict[str, float] = {}
     for field, raw in protobuf.fields(content):
         if field == _STATS_TIME:
-            time_ns = to_ns(next((number for own, number in protobuf.fields(raw) if own == _FIRST_NUMBER), 0))
+            time_ns = to_ns(next((number for key, number in protobuf.fields(raw) if key == _FIRST_NUMBER), 0))
         elif field == _STATS_ITEM:
             values.update(_item(raw))
     for name, value in values.items():
@@ -190,13 +190,13 @@ def _read_summary(source: Source, rows: MetricRows, content: bytes) -> Iterator[
         raise BadFileError("is neither a Weights & Biases log nor a summary", _HINT)
     log = _log_beside(source)
     if log:
-        told = {"source": NAME, "status": "ignored", "problem": f"{log} has the same values, step by step"}
-        yield Table.from_rows("files", [{**source.file_columns(), "rank": MISSING, **told}])
+        columns = {"source": NAME, "status": "ignored", "problem": f"{log} has the same values, step by step"}
+        yield Table.from_rows("files", [{**source.file_columns(), "rank": MISSING, **columns}])
         return
-    found: dict[str, float] = {}
+    summary: dict[str, float] = {}
     for name, value in values.items():
-        found.update(_numbers(str(name), value, 0))
-    _add_values(rows, found, to_step(found.get("_step", math.nan)))
+        summary.update(_numbers(str(name), value, 0))
+    _add_values(rows, summary, to_step(summary.get("_step", math.nan)))
     yield from rows.tables()
 
 

@@ -65,9 +65,9 @@ def separate_worlds(
 
 def files_of_other_worlds(world: Trace, files: Table) -> dict[int, LeftOut]:
     """All files that are not in this world's tables, and why."""
-    own = set(world.table("files").array("file_id").tolist())
+    kept = set(world.table("files").array("file_id").tolist())
     reason = LeftOut(OTHER_WORLD, "is of another world, or of none", "")
-    return {file: reason for file in files.array("file_id").tolist() if file not in own}
+    return {file: reason for file in files.array("file_id").tolist() if file not in kept}
 
 
 # --- which worlds there are -------------------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ def _names(captures: Sequence[Sequence[Dump]]) -> list[str]:
     names = []
     for number, capture in enumerate(captures, 1):
         others = frozenset[str]().union(*folders[: number - 1], *folders[number:])
-        own = [folder for folder in capture[0].folders if folder in folders[number - 1] - others]
-        names.append("/".join(own) or _stem_name(capture, captures) or f"world {number}")
+        distinct = [folder for folder in capture[0].folders if folder in folders[number - 1] - others]
+        names.append("/".join(distinct) or _stem_name(capture, captures) or f"world {number}")
     return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from rankscope.model.border import PLEASE_REPORT
 from rankscope.model.finding import (
     Check,
     Comparison,
@@ -19,6 +20,7 @@ from rankscope.model.finding import (
 )
 from rankscope.model.source_text import source_line
 from rankscope.render.finding_words import (
+    failed_phrases,
     headline,
     merged_stacks,
     peers_phrase,
@@ -147,10 +149,12 @@ def _address(address: re.Match[str]) -> str:
 
 def skipped_checks(checks: tuple[Check, ...]) -> Html:
     """What could not be checked, by reason: a rule that did not run says nothing about the job."""
+    failed = failed_phrases(checks)
+    broken = joined(markup("<p>Check failed: {}; {}</p>", phrase, PLEASE_REPORT) for phrase in failed)
     by_reason = skipped_by_reason(checks)
     if not by_reason:
-        return NOTHING
+        return broken
     items = joined(markup("<li>{}: {}</li>", why or "no data", ", ".join(rules)) for why, rules in by_reason.items())
     n_skipped = sum(map(len, by_reason.values()))
     title = f"{count_noun(n_skipped, 'check')} skipped"
-    return fold(title, markup("<ul>{}</ul>", items), kind="checks")
+    return joined((broken, fold(title, markup("<ul>{}</ul>", items), kind="checks")))

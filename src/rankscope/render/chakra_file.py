@@ -119,7 +119,7 @@ def _text_field(number: int, text: Text) -> Encoder:
 
 
 def _io_field(number: int, texts: Sequence[Text]) -> Encoder:
-    parts = [_text_field(place, text) for place, text in enumerate(texts, start=1)]
+    parts = [_text_field(index, text) for index, text in enumerate(texts, start=1)]
     heads = _field_heads(number)
 
     def encode(rows: slice) -> Sequence[bytes]:
@@ -185,13 +185,13 @@ def _attribute_name(name: str) -> bytes:
 
 def _objects(name: str, kind: str, values: Array, is_set: Array | None) -> Encoder:
     def encode(rows: slice) -> Sequence[bytes]:
-        found = values[rows].tolist()
-        has = [True] * len(found) if is_set is None else is_set[rows].tolist()
+        numbers = values[rows].tolist()
+        has = [True] * len(numbers) if is_set is None else is_set[rows].tolist()
         return [
             protobuf.delimited(chakra.NODE_ATTRIBUTE, _attribute_content(name, Attribute(kind, value)))
             if is_there
             else b""
-            for value, is_there in zip(found, has, strict=True)
+            for value, is_there in zip(numbers, has, strict=True)
         ]
 
     return encode
@@ -204,8 +204,8 @@ def _texts(text: Text, heads: _Heads, is_set: Array | None = None) -> Encoder:
     absent = len(text.values)
 
     def codes(rows: slice) -> list[int]:
-        found = text.codes[rows]
-        chosen: list[int] = (found if is_set is None else np.where(is_set[rows], found, absent)).tolist()
+        own_codes = text.codes[rows]
+        chosen: list[int] = (own_codes if is_set is None else np.where(is_set[rows], own_codes, absent)).tolist()
         return chosen
 
     if absent <= _MAX_KEPT_TEXTS:
@@ -246,7 +246,7 @@ def _numbers(kind: str, values: Array, heads: _Heads, is_set: Array | None) -> E
                 whole[:, : len(head)] = head
                 whole[:, len(head) :] = matrix[chosen, :size]
                 pieces[chosen] = whole.view(f"V{whole.shape[1]}").ravel().astype(object)
-        found: list[bytes] = pieces.tolist()
-        return found
+        encoded: list[bytes] = pieces.tolist()
+        return encoded
 
     return encode

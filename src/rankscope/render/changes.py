@@ -130,11 +130,11 @@ def time_sections(changes: Changes, show_all: bool) -> Iterator[Section]:
 
 def compile_sections(changes: Changes, show_all: bool) -> Iterator[Section]:
     """Times only where something appeared or disappeared: compile times vary from run to run."""
-    found = changes.compile
-    if found is None:
+    compile_changes = changes.compile
+    if compile_changes is None:
         return
-    is_changed = bool(found.graph_breaks or found.recompiles or found.failures)
-    for section in change_sections(found):
+    is_changed = bool(compile_changes.graph_breaks or compile_changes.recompiles or compile_changes.failures)
+    for section in change_sections(compile_changes):
         if show_all or (is_changed and section.title != "Caches"):
             yield section
 
@@ -193,8 +193,8 @@ def _cut(name: str, show_all: bool) -> str:
 
 
 def _counts(time: TimeChange) -> str:
-    told = ["-" if count is None else f"{count:.3g}" for count in (time.old_count, time.new_count)]
-    return told[0] if told[0] == told[1] else " -> ".join(told)
+    counts = ["-" if count is None else f"{count:.3g}" for count in (time.old_count, time.new_count)]
+    return counts[0] if counts[0] == counts[1] else " -> ".join(counts)
 
 
 def _number_row(number: NumberChange) -> Sequence[Any]:

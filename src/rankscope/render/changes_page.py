@@ -69,7 +69,7 @@ def _rows(heads: str, section: Section, rows: Sequence[Sequence[Any]]) -> Html:
     has_kind = not section.heads[0]
     body = joined(
         markup("<tr>")
-        + joined(_cell(value, has_kind and place == 0) for place, value in enumerate(row))
+        + joined(_cell(value, has_kind and index == 0) for index, value in enumerate(row))
         + markup("</tr>")
         for row in rows
     )

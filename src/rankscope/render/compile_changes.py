@@ -74,20 +74,20 @@ def _side(totals: RunTotals) -> str:
 def change_verdict(changes: CompileChanges) -> str:
     """`Worse: 2 new graph breaks, 1 failure gone. Compiling takes 3.1 s instead of 1.2 s per rank.`"""
     words = []
-    for noun, found in zip(_PLURALS, (changes.graph_breaks, changes.recompiles, changes.failures), strict=True):
+    for noun, part in zip(_PLURALS, (changes.graph_breaks, changes.recompiles, changes.failures), strict=True):
         for kind, after in (("new", ""), ("more", " more often"), ("gone", " gone"), ("fewer", " less often")):
-            n_found = sum(change.kind == kind for change in found)
+            n_found = sum(change.kind == kind for change in part)
             before = "new " if kind == "new" else ""
             if n_found:
                 words.append(count_noun(n_found, before + noun, before + _PLURALS[noun]) + after)
     if words:
-        told = f"{'Worse' if changes.is_worse else 'Better'}: {', '.join(words)}."
+        verdict = f"{'Worse' if changes.is_worse else 'Better'}: {', '.join(words)}."
     else:
-        told = "Same graph breaks, recompilations and failures."
+        verdict = "Same graph breaks, recompilations and failures."
     if not (changes.old.total_ns and changes.new.total_ns):
-        return f"{told} The logs do not say how long compiling took: TORCH_LOGS text has no times."
+        return f"{verdict} The logs do not say how long compiling took: TORCH_LOGS text has no times."
     times = f"{format_duration(changes.new.total_ns)} instead of {format_duration(changes.old.total_ns)}"
-    return f"{told} Compiling takes {times}{' per rank' if len(changes.new.ranks) > 1 else ''}."
+    return f"{verdict} Compiling takes {times}{' per rank' if len(changes.new.ranks) > 1 else ''}."
 
 
 def _totals(changes: CompileChanges) -> list[tuple[Any, ...]]:
@@ -127,8 +127,8 @@ def _cache_rows(caches: Sequence[CacheChange]) -> list[tuple[str, ...]]:
 def _hit_rate(hits: int, misses: int, bypasses: int) -> str:
     """`75% (3 of 4)`, with the number of bypasses."""
     asked = hits + misses
-    told = f"{100 * hits / asked:.0f}% ({hits} of {asked})" if asked else "no lookups"
-    return f"{told}, {bypasses} bypassed" if bypasses else told
+    rate = f"{100 * hits / asked:.0f}% ({hits} of {asked})" if asked else "no lookups"
+    return f"{rate}, {bypasses} bypassed" if bypasses else rate
 
 
 def _time_rows(times: Sequence[TimeChange]) -> list[tuple[str, ...]]:
@@ -144,8 +144,8 @@ def _time_name(time: TimeChange) -> str:
 def _time_cells(time: TimeChange) -> tuple[str, str, str]:
     change = time.change_ns
     sign = "+" if change > 0 else "-"
-    told = f"{sign}{format_duration(abs(change))}" if abs(change) >= _WORTH_SHOWING_NS else ""
-    return _duration(time.old_ns), _duration(time.new_ns), told
+    difference = f"{sign}{format_duration(abs(change))}" if abs(change) >= _WORTH_SHOWING_NS else ""
+    return _duration(time.old_ns), _duration(time.new_ns), difference
 
 
 def _duration(nanoseconds: int) -> str:

@@ -30,6 +30,7 @@ SOURCE_NOUNS = {
     "metrics": "metrics file",
     "manifest": "manifest",
     "desync": "desync report",
+    "job_log": "job log",
 }
 MAX_HEADLINE = 400
 MAX_WORLDS = 8
@@ -105,6 +106,15 @@ def skipped_by_reason(checks: tuple[Check, ...]) -> dict[str, list[str]]:
     return by_reason
 
 
+def failed_phrases(checks: tuple[Check, ...]) -> list[str]:
+    """The rules that ended in a bug of ours; those that share one are one line."""
+    by_reason: dict[str, list[str]] = {}
+    for check in checks:
+        if check.status == "failed":
+            by_reason.setdefault(check.why, []).append(check.rule)
+    return [f"{', '.join(rules)}: {why}" for why, rules in by_reason.items()]
+
+
 def found_counts(report: Report) -> list[str]:
     """1 error, 2 warnings, 3 notes: severities without findings are left out."""
     counts = [(severity, report.count(severity)) for severity in SEVERITIES]
@@ -115,7 +125,9 @@ def found_phrase(report: Report, *remarks: str) -> str:
     """`Found 1 error, 2 notes`, or `No problems found`, with the remarks in brackets."""
     counts = found_counts(report)
     has_problems = bool(report.count("error") or report.count("warning"))
-    inside = "; ".join(filter(None, ("" if has_problems else ", ".join(counts), *remarks)))
+    n_failed = sum(check.status == "failed" for check in report.checks)
+    failed = f"{count_noun(n_failed, 'check')} failed" if n_failed else ""
+    inside = "; ".join(filter(None, ("" if has_problems else ", ".join(counts), failed, *remarks)))
     return (f"Found {', '.join(counts)}" if has_problems else "No problems found") + (f" ({inside})" if inside else "")
 
 
@@ -186,10 +198,23 @@ def merged_stacks(stacks: tuple[StackGroup, ...]) -> list[StackGroup]:
     return list(merged.values())
 
 
+def next_words(finding: Finding) -> str:
+    """What to do with the job itself."""
+    hosts = ", ".join(finding.action_hosts)
+    words = {
+        "restart": "restart",
+        "restart-without": f"restart without {hosts}",
+        "fix-first": "fix first, then restart",
+        "collect-more": "collect more",
+    }
+    return words.get(finding.action, "")
+
+
 def remarks_of(finding: Finding) -> list[tuple[str, str]]:
     """What to do and what is known, each with its label: help, certain, likely or note."""
     evidence = finding.evidence
     remarks = [("help", finding.help)] if finding.help else []
+    remarks += [("next", next_words(finding))] if finding.action else []
     remarks += [("certain", text) for text in evidence.certain]
     remarks += [("likely", text) for text in evidence.likely]
     remarks += [("note", text) for text in evidence.notes]

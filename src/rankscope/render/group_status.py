@@ -126,21 +126,21 @@ def _first_collectives(trace: Trace, unfinished: Array) -> dict[int, Unfinished]
     order = np.lexsort((seq, group))
     numbers, starts = np.unique(group[order], return_index=True)
     lows, highs = (np.searchsorted(progress.array("group_id"), numbers, side) for side in ("left", "right"))
-    found = {}
-    for place, number in enumerate(numbers.tolist()):
-        match = int(unfinished[order[starts[place]]])
+    first = {}
+    for index, number in enumerate(numbers.tolist()):
+        match = int(unfinished[order[starts[index]]])
         at = int(matches.array("seq")[match])
-        rows = slice(lows[place], highs[place])
+        rows = slice(lows[index], highs[index])
         ranks, known = progress.array("rank")[rows], progress.array("known")[rows]
         is_behind = progress.array("last_seq")[rows] < at
-        found[number] = Unfinished(
+        first[number] = Unfinished(
             seq=at,
             op=matches.text("op")[match],
             missing=tuple(ranks[known & is_behind].tolist()),
             unknown=tuple(ranks[~known & is_behind].tolist()),
             waiting=_waiting(calls, match),
         )
-    return found
+    return first
 
 
 def _waiting(calls: Table, match: int) -> tuple[int, ...]:
@@ -153,14 +153,14 @@ def _first_transfers(trace: Trace, unfinished: Array) -> dict[int, Unfinished]:
     group = matches.array("group_id")[unfinished]
     order = np.lexsort((matches.array("first_created_ns")[unfinished], group))
     numbers, starts = np.unique(group[order], return_index=True)
-    found = {}
+    first = {}
     for number, match in zip(numbers.tolist(), unfinished[order[starts]].tolist(), strict=True):
         sides = {int(matches.array(side)[match]) for side in ("src", "dst")}
         joined = set(calls.array("rank")[calls.array("match_id") == match].tolist())
         op = f"send {matches.array('src')[match]}->{matches.array('dst')[match]}"
         seq = int(matches.array("seq")[match])
-        found[number] = Unfinished(seq, op, missing=tuple(sorted(sides - joined)), unknown=(), p2p=True)
-    return found
+        first[number] = Unfinished(seq, op, missing=tuple(sorted(sides - joined)), unknown=(), p2p=True)
+    return first
 
 
 def list_mismatches(trace: Trace, groups: Collection[int], cap: int) -> tuple[list[Mismatch], dict[int, int]]:
@@ -295,13 +295,13 @@ def mismatch_lines(
 ) -> Iterator[str]:
     """Both sides of each, and for each group how many are not listed; files below `base` are relative to it."""
     groups = {status.group_id: status for status in statuses}
-    for place, mismatch in enumerate(mismatches):
+    for index, mismatch in enumerate(mismatches):
         group = groups[mismatch.group_id]
         desc = f' "{group.desc}"' if group.desc else ""
         kind = "transfer" if mismatch.p2p else "collective"
         yield escape(f"group {group.name}{desc} ({count_noun(group.size, 'rank')}), {kind} {mismatch.seq}:")
         yield from _side_lines(mismatch.sides, base)
-        is_last = place + 1 == len(mismatches) or mismatches[place + 1].group_id != mismatch.group_id
+        is_last = index + 1 == len(mismatches) or mismatches[index + 1].group_id != mismatch.group_id
         if is_last and mismatch.group_id in n_left:
             n_more = count_noun(n_left[mismatch.group_id], "more mismatch", "more mismatches")
             yield f"    ... and {n_more} in this group"

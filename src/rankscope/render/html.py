@@ -38,7 +38,7 @@ _SAFE = (Html, Number)
 
 def text(value: object) -> Html:
     """Text for between tags and for attributes in double quotes: the only way from text to Html."""
-    return Html(html.escape(_HIDDEN.sub(lambda found: visible(found.group()), str(value))))
+    return Html(html.escape(_HIDDEN.sub(lambda match: visible(match.group()), str(value))))
 
 
 def markup(template: str, *parts: object) -> Html:

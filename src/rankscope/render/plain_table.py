@@ -15,8 +15,8 @@ _CUT = "..."
 
 def table_lines(heads: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None = None) -> Iterator[str]:
     """The heads, a rule under them, the rows. With a width, the widest columns give way first."""
-    columns = [_cells(place, rows) for place in range(len(heads))]
-    is_number = [_holds_numbers(place, rows) for place in range(len(heads))]
+    columns = [_cells(index, rows) for index in range(len(heads))]
+    is_number = [_holds_numbers(index, rows) for index in range(len(heads))]
     names = [escape(head) for head in heads]
     widths = [max(len(name), *map(len, cells), 0) for name, cells in zip(names, columns, strict=True)]
     widths = _fitted(widths, width)

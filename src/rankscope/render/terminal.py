@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from rankscope.model.border import PLEASE_REPORT
 from rankscope.model.finding import Capture, Finding, Location, Report, count_noun, ranks_phrase
 from rankscope.model.source_text import source_line
 from rankscope.render import Options
@@ -17,6 +18,7 @@ from rankscope.render.compare import comparison_lines
 from rankscope.render.escape import escape
 from rankscope.render.finding_words import (
     capture_parts,
+    failed_phrases,
     found_phrase,
     merged_stacks,
     peers_phrase,
@@ -132,6 +134,8 @@ def _foot(report: Report, n_brief: int, options: Options) -> Iterator[Line]:
         folded += [f"{count_noun(len(report.effects), 'effect')} not listed"] if report.effects else []
     remark = f"{', '.join(folded)}: --all" if folded else ""
     yield from _flow([], f"{found_phrase(report, remark)}.", options, style="title")
+    for phrase in failed_phrases(report.checks):
+        yield from _flow([Span("Check failed: ", "warning")], f"{phrase}; {PLEASE_REPORT}", options)
     yield from _checked(report, options)
     if options.page_command:
         yield [Span("As a page: "), Span(options.page_command, "title")]
@@ -162,7 +166,7 @@ def _finding_lines(finding: Finding, options: Options) -> Iterator[Line]:
     sites = [site for site in (finding.peer_location, finding.location) if site]
     gutter = max(3, *(len(str(site.line)) for site in sites), 0)
     yield from _title(finding, options)
-    yield from _remarks(finding, gutter, options, ("help",))
+    yield from _remarks(finding, gutter, options, ("help", "next"))
     where = where_parts(finding)
     if where:
         yield from _flow([Span(" " * (gutter - 1) + "--> ", "frame")], where, options)

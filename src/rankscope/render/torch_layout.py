@@ -55,7 +55,7 @@ class _Builder:
             collective = self._collective(len(collectives), match, rows)
             collectives.append(collective)
             whose = collective.id if collective.pass_check else None
-            ncclcalls += [self._ncclcall(len(ncclcalls) + place, whose, row) for place, row in enumerate(rows)]
+            ncclcalls += [self._ncclcall(len(ncclcalls) + index, whose, row) for index, row in enumerate(rows)]
         for row in self._unmatched():
             ncclcalls.append(self._ncclcall(len(ncclcalls), None, row))
         tracebacks = [Traceback(stack, _text(frames)) for stack, frames in self._frames.items()]
@@ -245,26 +245,26 @@ Call = dict[str, Any]
 _TRANSFERS = ("send", "recv")
 
 
-def call_mismatch(expected: Call, found: Call) -> MatchInfo | None:
+def call_mismatch(expected: Call, actual: Call) -> MatchInfo | None:
     """None where the two fit: both as they were recorded, the expected one being what most ranks called."""
     if expected["op"] in _TRANSFERS:
-        return None if _fits_transfer(expected, found) else MatchInfo(MatchState.SIZE_OR_SYNTAX_MISMATCH)
-    if expected["op"] != found["op"]:
-        kinds = f"'{_kind(expected)}' does not match found collective type: '{_kind(found)}'"
+        return None if _fits_transfer(expected, actual) else MatchInfo(MatchState.SIZE_OR_SYNTAX_MISMATCH)
+    if expected["op"] != actual["op"]:
+        kinds = f"'{_kind(expected)}' does not match found collective type: '{_kind(actual)}'"
         return MatchInfo(MatchState.COLLECTIVE_TYPE_MISMATCH, f"Expected collective type: {kinds}")
-    size = _size_mismatch(expected, found)
+    size = _size_mismatch(expected, actual)
     if size:
         return MatchInfo(MatchState.SIZE_OR_SYNTAX_MISMATCH, size)
-    dtype = _dtype_mismatch(expected, found)
+    dtype = _dtype_mismatch(expected, actual)
     if dtype:
         return MatchInfo(MatchState.COLLECTIVE_DTYPE_MISMATCH, dtype)
-    return state_mismatch(expected, found)
+    return state_mismatch(expected, actual)
 
 
-def state_mismatch(expected: Call, found: Call) -> MatchInfo | None:
+def state_mismatch(expected: Call, actual: Call) -> MatchInfo | None:
     """A call that did not end although it did for others; what a rank has only not noticed yet counts as ended."""
-    if expected["status"] == "done" != found["status"]:
-        states = f"'{expected['state']}' does not match found state: '{found['state']}'"
+    if expected["status"] == "done" != actual["status"]:
+        states = f"'{expected['state']}' does not match found state: '{actual['state']}'"
         return MatchInfo(MatchState.COLLECTIVE_STATE_MISMATCH, f"Expected state: {states}")
     return None
 
@@ -281,19 +281,19 @@ def _fits_transfer(one: Call, other: Call) -> bool:
     return moved[0] == moved[1] and not _dtype_mismatch(one, other)
 
 
-def _size_mismatch(expected: Call, found: Call) -> str:
+def _size_mismatch(expected: Call, actual: Call) -> str:
     op = expected["op"]
     for side, free in (("input", "scatter"), ("output", "gather")):
-        mine, theirs = (decode_shapes(call[f"{side}_sizes"]) for call in (expected, found))
+        mine, theirs = (decode_shapes(call[f"{side}_sizes"]) for call in (expected, actual))
         if op not in ("all_to_all", free) and mine != theirs:
             return f"Expected {side} sizes: '{mine}' does not match found {side} sizes: '{theirs}'"
     return ""
 
 
-def _dtype_mismatch(expected: Call, found: Call) -> str:
+def _dtype_mismatch(expected: Call, actual: Call) -> str:
     """A call of a layout without types fits any."""
     kinds = [
-        set(msgspec.json.decode(call[f"{side}_dtypes"])) for call in (expected, found) for side in ("input", "output")
+        set(msgspec.json.decode(call[f"{side}_dtypes"])) for call in (expected, actual) for side in ("input", "output")
     ]
     mine, theirs = (kinds[0] or kinds[1]), (kinds[2] or kinds[3])
     if not mine or not theirs or mine == theirs:

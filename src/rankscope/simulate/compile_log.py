@@ -162,9 +162,9 @@ class LogBuilder:
 
     def cache_miss(self, compile_id: str, key: str, components: Mapping[str, str]) -> LogBuilder:
         """The components of a key: name -> value, each with a hash of its own before it."""
-        told = [f"[{checksum(value.encode())}] {name}: {value}" for name, value in components.items()]
+        lines = [f"[{checksum(value.encode())}] {name}: {value}" for name, value in components.items()]
         detail = {"cache_state": "miss", "cache_status_detailed": "full_miss"}
-        return self.cache_event(compile_id, "fx_graph_cache_miss", key=key, components=told, **detail)
+        return self.cache_event(compile_id, "fx_graph_cache_miss", key=key, components=lines, **detail)
 
     def content(self) -> bytes:
         return b"".join(self.chunks)

@@ -99,7 +99,7 @@ def _number_groups(generations: tuple[tuple[Group, ...], ...], same_ids: bool) -
     counters: dict[Group, _Counters] = {}
     for groups in generations:
         first = 0 if same_ids else len(counters)
-        counters.update({group: _Counters(first + place) for place, group in enumerate(groups)})
+        counters.update({group: _Counters(first + index) for index, group in enumerate(groups)})
     return counters
 
 

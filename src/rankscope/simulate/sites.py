@@ -202,7 +202,7 @@ def line_of(statement: Statement, source: str) -> int:
     for name in statement.function.split(".") if statement.function else ():
         scope = next(n for n in body if isinstance(n, (ast.ClassDef, ast.FunctionDef)) and n.name == name)
         first, last, body = scope.lineno + 1, scope.end_lineno or last, scope.body
-    found = [number for number in range(first, last + 1) if statement.text in lines[number - 1]]
-    if len(found) != 1:
-        raise AssertionError(f"{statement} is at lines {found} of the example program, not at exactly one")
-    return found[0]
+    numbers = [number for number in range(first, last + 1) if statement.text in lines[number - 1]]
+    if len(numbers) != 1:
+        raise AssertionError(f"{statement} is at lines {numbers} of the example program, not at exactly one")
+    return numbers[0]

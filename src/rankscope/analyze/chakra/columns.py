@@ -91,9 +91,9 @@ class RankGraph:
     def edges(self) -> tuple[Array, Array]:
         """(before, after) of every dependency whose node is there, each pair once."""
         n = max(len(self.nodes), 1)
-        found = [kind.before != MISSING for kind in (self.data, self.ctrl)]
-        before = np.concatenate((self.data.before[found[0]], self.ctrl.before[found[1]]))
-        after = np.concatenate((self.data.after[found[0]], self.ctrl.after[found[1]]))
+        is_known = [kind.before != MISSING for kind in (self.data, self.ctrl)]
+        before = np.concatenate((self.data.before[is_known[0]], self.ctrl.before[is_known[1]]))
+        after = np.concatenate((self.data.after[is_known[0]], self.ctrl.after[is_known[1]]))
         pairs = np.unique(before * n + after)
         return pairs // n, pairs % n
 
@@ -115,14 +115,14 @@ class RankGraph:
 
     def has(self, name: str) -> Array:
         """Which rows have the attribute as an integer."""
-        found = [node.attributes.get(name) for node in self.nodes]
-        return np.array([a is not None and a.kind in INTEGER_KINDS for a in found], bool)
+        values = [node.attributes.get(name) for node in self.nodes]
+        return np.array([a is not None and a.kind in INTEGER_KINDS for a in values], bool)
 
     def integers(self, name: str, rows: Array | None = None) -> Array:
         """The attribute of the rows as integers; MISSING where there is none or it is of another kind."""
         nodes = self.nodes if rows is None else [self.nodes[row] for row in rows.tolist()]
-        found = [node.attributes.get(name) for node in nodes]
-        return _numbers([a.value if a is not None and a.kind in INTEGER_KINDS else MISSING for a in found])
+        values = [node.attributes.get(name) for node in nodes]
+        return _numbers([a.value if a is not None and a.kind in INTEGER_KINDS else MISSING for a in values])
 
     def _nanoseconds(self, name: str, microseconds: Array) -> Array:
         """The attribute where it is there: the fields of the schema hold microseconds only."""

@@ -191,8 +191,10 @@ def _wrong_peers(graph: RankGraph, rows: Array, names: tuple[str, str], world_si
         wrong |= (own != MISSING) & (own != graph.rank)
 
     def sentence(row: int) -> str:
-        found = {name: graph.attribute(row, name) for name in (peer_name, own_name)}
-        said = " and ".join(f"{name} {attribute.value!r}" for name, attribute in found.items() if attribute is not None)
+        attributes = {name: graph.attribute(row, name) for name in (peer_name, own_name)}
+        said = " and ".join(
+            f"{name} {attribute.value!r}" for name, attribute in attributes.items() if attribute is not None
+        )
         return f"It belongs to rank {graph.rank} and has {said}."
 
     return Breach("peer", graph, rows[wrong], sentence)

@@ -110,8 +110,8 @@ def one_lane_each(plan: Plan, graphs: Sequence[RankGraph]) -> Plan:
     """The same with the few places that astra-sim has: per rank one CPU node, one kernel and one communication at a
     time, the lowest id first, and all ranks at once. Receives take none."""
     lanes, order = [], []
-    for place, graph in enumerate(graphs):
-        lane = 3 * place + np.where(graph.on_cpu, 0, np.where(graph.type == COMP, 1, 2))
+    for index, graph in enumerate(graphs):
+        lane = 3 * index + np.where(graph.on_cpu, 0, np.where(graph.type == COMP, 1, 2))
         lanes.append(np.where(np.isin(graph.type, (INVALID, METADATA, COMM_RECV)), NOBODY, lane))
         order.append(np.argsort(np.argsort(graph.id)))
     queue, n_queues = _joined(lanes).tolist(), 3 * len(graphs)
@@ -124,11 +124,11 @@ def _joined(columns: list[Array]) -> Array:
 
 def _queues(graphs: Sequence[RankGraph]) -> tuple[Array, int]:
     keys = []
-    for place, graph in enumerate(graphs):
+    for index, graph in enumerate(graphs):
         lane = np.where(graph.on_cpu, graph.integers("tid"), graph.integers("stream"))
         is_memory = np.isin(graph.type, (MEM_LOAD, MEM_STORE)) & ~graph.on_cpu & ~graph.has("stream")
         lane = np.where(is_memory, _MEMORY_LANE, lane)
-        keys.append(np.stack((np.full(len(graph), place), graph.on_cpu, lane), axis=1))
+        keys.append(np.stack((np.full(len(graph), index), graph.on_cpu, lane), axis=1))
     if not keys:
         return np.empty(0, np.int64), 0
     distinct, queue = np.unique(np.concatenate(keys), axis=0, return_inverse=True)

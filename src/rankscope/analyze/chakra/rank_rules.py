@@ -56,7 +56,7 @@ def check_collectives(graphs: Sequence[RankGraph], books: Sequence[Groups]) -> I
         sizes = [call.graph.integers("comm_size", call.rows) for call in calls]
         ways = [(own.tobytes(), amounts.tobytes()) for own, amounts in zip(types, sizes, strict=True)]
         usual = ways.index(Counter(ways).most_common(1)[0][0])
-        for odd in (place for place, way in enumerate(ways) if way != ways[usual]):
+        for odd in (index for index, way in enumerate(ways) if way != ways[usual]):
             n_shared = min(len(types[odd]), len(types[usual]))
             parted = np.flatnonzero(types[odd][:n_shared] != types[usual][:n_shared])
             n_same = int(parted[0]) if len(parted) else n_shared
@@ -96,8 +96,8 @@ def check_transfers(graphs: Sequence[RankGraph]) -> Iterator[Breach]:
     sends, receives = (_ends(graphs, kind) for kind in (COMM_SEND, COMM_RECV))
     for ends, others, partner in ((sends, receives, "receive"), (receives, sends, "send")):
         lonely: dict[int, list[int]] = defaultdict(list)
-        for key, found in ends.items():
-            for place, row in found[len(others.get(key, ())) :]:
+        for key, entries in ends.items():
+            for place, row in entries[len(others.get(key, ())) :]:
                 lonely[place].append(row)
         yield from (_unmatched(graphs[place], rows, partner) for place, rows in lonely.items())
 
@@ -105,21 +105,21 @@ def check_transfers(graphs: Sequence[RankGraph]) -> Iterator[Breach]:
 def _ends(graphs: Sequence[RankGraph], kind: int) -> dict[tuple[Transfer, int], list[tuple[int, int]]]:
     """(place of the graph, row) of all sends, or receives, that are alike."""
     present = {graph.rank for graph in graphs}
-    found: dict[tuple[Transfer, int], list[tuple[int, int]]] = defaultdict(list)
-    for place, graph in enumerate(graphs):
+    ends: dict[tuple[Transfer, int], list[tuple[int, int]]] = defaultdict(list)
+    for index, graph in enumerate(graphs):
         own = [(row, transfer) for row, transfer in transfers(graph, kind) if {*transfer[:2]} <= present]
         sizes = graph.integers("comm_size", np.array([row for row, _ in own], np.int64)).tolist()
         for (row, transfer), size in zip(own, sizes, strict=True):
-            found[transfer, size].append((place, row))
-    return found
+            ends[transfer, size].append((index, row))
+    return ends
 
 
 def _unmatched(graph: RankGraph, rows: list[int], partner: str) -> Breach:
     names = ("comm_dst" if partner == "receive" else "comm_src", "comm_tag", "comm_size")
 
     def sentence(row: int) -> str:
-        found = [graph.attribute(row, name) for name in names]
-        peer, tag, size = (attribute.value if attribute is not None else None for attribute in found)
+        values = [graph.attribute(row, name) for name in names]
+        peer, tag, size = (attribute.value if attribute is not None else None for attribute in values)
         return f"Rank {peer!r} has no {partner} for it (tag {tag!r}, {size!r} bytes)."
 
     return Breach("transfer-unmatched", graph, np.array(sorted(rows), np.int64), sentence)

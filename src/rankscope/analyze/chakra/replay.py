@@ -44,8 +44,8 @@ def replay_plan(graphs: Sequence[RankGraph], plan: Plan) -> Replay:
     outcome = run(plan)
     ends = np.array(outcome.ends, np.int64)
     ranks = tuple(
-        _rank_replay(graph, ends[plan.offsets[place] : plan.offsets[place + 1]], plan.begins[place], windows[place])
-        for place, graph in enumerate(graphs)
+        _rank_replay(graph, ends[plan.offsets[index] : plan.offsets[index + 1]], plan.begins[index], windows[index])
+        for index, graph in enumerate(graphs)
     )
     simulated = int(ends.max(initial=0))
     measured = span_of(windows)

@@ -37,7 +37,7 @@ def validate(files: Sequence[ChakraFile]) -> Verdict:
     skipped = dict.fromkeys(_ACROSS_RANKS, why) if (why := _why_not_across(graphs)) else {}
     replayed = _replay(graphs, books, [rule for rule in _STOP_A_REPLAY if counts[rule]])
     skipped |= replayed.skipped
-    stuck = [_deadlock_problem(rule, found) for rule, found in replayed.deadlocks.items()]
+    stuck = [_deadlock_problem(rule, deadlocks) for rule, deadlocks in replayed.deadlocks.items()]
     counts.update((problem.rule, 1) for problem in stuck)
     problems = sorted([*_problems(breaches), *stuck], key=lambda problem: problem.severity != ERROR)
     n_errors, n_warnings = _total(counts, ERROR), _total(counts, WARNING)

@@ -11,8 +11,8 @@ _RANK_IN_NAME = re.compile(r"\.(\d{1,9})\.et(?:\.\w+)?$")
 
 def rank_of(path: str) -> int | None:
     """The rank that a file belongs to: simulators know it only from the name, <prefix>.<rank>.et."""
-    found = _RANK_IN_NAME.search(path)
-    return int(found[1]) if found else None
+    match = _RANK_IN_NAME.search(path)
+    return int(match[1]) if match else None
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -172,13 +172,13 @@ class Aligner:
         timeline = self.timelines.setdefault(domain, Timeline())
         timeline.clocks.add(clock)
         place, method = find_places(timeline, track, self.tolerance)
-        found = place != MISSING
-        self.event[rows[found]] = timeline.event[place[found]]
+        is_placed = place != MISSING
+        self.event[rows[is_placed]] = timeline.event[place[is_placed]]
         self.method[rows] = method
-        fresh = np.arange(self.n_events, self.n_events + int(np.count_nonzero(~found)))
+        fresh = np.arange(self.n_events, self.n_events + int(np.count_nonzero(~is_placed)))
         self.n_events += len(fresh)
-        self.event[rows[~found]] = fresh
-        timeline.add(Track(*(column[~found] for column in track)), fresh)
+        self.event[rows[~is_placed]] = fresh
+        timeline.add(Track(*(column[~is_placed] for column in track)), fresh)
 
     def _conclude_domain(self, clock: int, track: Track) -> int:
         """The group without a name whose calls end together with these, or a new one."""
@@ -241,10 +241,10 @@ def _nearest_alike(known: Track, track: Track) -> Array:
 
 def _places_by_order(timeline: Timeline, track: Track, nearest: Array, tolerance: float) -> Array | None:
     """One call after the other, shifted by where the trace begins; None when that does not hold all along."""
-    found = nearest != MISSING
-    if not found.any():
+    is_placed = nearest != MISSING
+    if not is_placed.any():
         return None
-    shifts, votes = np.unique(nearest[found] - np.flatnonzero(found), return_counts=True)
+    shifts, votes = np.unique(nearest[is_placed] - np.flatnonzero(is_placed), return_counts=True)
     place = np.arange(len(track.end)) + int(shifts[np.argmax(votes)])
     inside = np.flatnonzero((place >= 0) & (place < len(timeline.event)))
     known = Track(*(column[place[inside]] for column in timeline.track))

@@ -116,7 +116,7 @@ def _host_segments(trace: Trace, ranks: Sequence[int]) -> Segments:
 def _on_host(trace: Trace, ranks: Sequence[int], windows: Windows) -> dict[str, Array]:
     segments = _host_segments(trace, ranks)
     first = (segments.kinds & -segments.kinds).astype(np.int64)
-    spent = {kind: windows.covered(segments.where(first == 1 << place)) for place, kind in enumerate(_HOST_KINDS)}
+    spent = {kind: windows.covered(segments.where(first == 1 << index)) for index, kind in enumerate(_HOST_KINDS)}
     return {**spent, FREE: windows.end - windows.start - sum(spent.values())}
 
 
@@ -126,13 +126,13 @@ def longest_stretch(trace: Trace, rank: int, steps: Sequence[int], part: str) ->
     segments = _host_segments(trace, [rank])
     if part == FREE:
         busy = union(segments.start, segments.end, segments.group)
-        found = difference(Intervals(windows.process, windows.start, windows.end), busy)
+        stretches = difference(Intervals(windows.process, windows.start, windows.end), busy)
     elif part in _HOST_KINDS:
         spent = segments.where((segments.kinds & -segments.kinds) == 1 << _HOST_KINDS.index(part))
-        found = overlap(spent, Intervals(windows.process, windows.start, windows.end))
+        stretches = overlap(spent, Intervals(windows.process, windows.start, windows.end))
     else:
         return None
-    if not len(found.start):
+    if not len(stretches.start):
         return None
-    row = int(np.argmax(found.length))
-    return int(found.group[row]), int(found.start[row]), int(found.end[row])
+    row = int(np.argmax(stretches.length))
+    return int(stretches.group[row]), int(stretches.start[row]), int(stretches.end[row])

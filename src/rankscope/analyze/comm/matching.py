@@ -210,7 +210,7 @@ def _with_concluded_groups(rows: CommRows, placement: Placement) -> tuple[Array,
     if not len(concluded):
         return rows.group, rows.groups
     domains, number = np.unique(placement.domain[concluded], return_inverse=True)
-    members = [rows.rank[concluded[number.reshape(-1) == place]].tolist() for place in range(len(domains))]
+    members = [rows.rank[concluded[number.reshape(-1) == index]].tolist() for index in range(len(domains))]
     group = rows.group.copy()
     group[concluded] = len(rows.groups) + number.reshape(-1)
     return group, [*rows.groups, *inferred_groups(members)]
@@ -231,16 +231,16 @@ def _confirmed_by_seq(rows: CommRows, placement: Placement) -> Array:
 
 def _with_partners(rows: CommRows, event: Array) -> Array:
     """Numbers of the logical calls that more than one rank was found in, in the order of their ends."""
-    found = np.flatnonzero(event != MISSING)
-    if not len(found):
+    matched = np.flatnonzero(event != MISSING)
+    if not len(matched):
         return event
-    _, place = np.unique(event[found], return_inverse=True)
+    _, place = np.unique(event[matched], return_inverse=True)
     place = place.reshape(-1)
-    lowest, highest = extremes(place, rows.rank[found])
-    _, last_end = extremes(place, rows.end_ns[found])
+    lowest, highest = extremes(place, rows.rank[matched])
+    _, last_end = extremes(place, rows.end_ns[matched])
     is_match = highest > lowest
     number = np.full(len(lowest), MISSING, np.int64)
     number[is_match] = np.argsort(np.argsort(last_end[is_match], kind="stable"), kind="stable")
     match = np.full(len(event), MISSING, np.int64)
-    match[found] = number[place]
+    match[matched] = number[place]
     return match

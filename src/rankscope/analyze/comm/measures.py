@@ -78,23 +78,23 @@ def _measure(trace: Trace) -> Measures:
 
 def _describe_matches(matching: Matching, clock: Array, start: Array, end: Array) -> Matches:
     rows, match = matching.rows, matching.match
-    found = np.flatnonzero(match != MISSING)
-    by_start = found[np.lexsort((start[found], match[found]))]
-    by_end = found[np.lexsort((end[found], match[found]))]
+    matched = np.flatnonzero(match != MISSING)
+    by_start = matched[np.lexsort((start[matched], match[matched]))]
+    by_end = matched[np.lexsort((end[matched], match[matched]))]
     n_matches = int(match.max(initial=-1)) + 1
     first = np.searchsorted(match[by_start], np.arange(n_matches))
     after = np.searchsorted(match[by_start], np.arange(n_matches), side="right")
     middle = first + (after - first - 1) // 2
     last_row = by_start[after - 1]
     last_arrival, end_middle = start[last_row], end[by_end[middle]]
-    one_per_rank, _ = numbered(match[found], rows.rank[found])
-    n_seen = np.bincount(match[found][one_per_rank], minlength=n_matches)
+    one_per_rank, _ = numbered(match[matched], rows.rank[matched])
+    n_seen = np.bincount(match[matched][one_per_rank], minlength=n_matches)
     sizes = np.asarray([group.size for group in matching.groups] or [0], np.int64)
     n_members = np.maximum(np.where(rows.is_p2p[last_row], 2, sizes[matching.group[last_row]]), n_seen)
     method = np.minimum.reduceat(matching.method[by_start], first) if n_matches else np.empty(0, np.int8)
-    agrees = np.abs(end[found] - end_middle[match[found]]) <= _ENDS_AGREE_NS
-    agreement = np.bincount(match[found], agrees, n_matches) / np.maximum(
-        np.bincount(match[found], minlength=n_matches), 1
+    agrees = np.abs(end[matched] - end_middle[match[matched]]) <= _ENDS_AGREE_NS
+    agreement = np.bincount(match[matched], agrees, n_matches) / np.maximum(
+        np.bincount(match[matched], minlength=n_matches), 1
     )
     is_judged, error = _judged_clocks(clock_quality(matching.clocks), clock, by_start, first)
     return Matches(

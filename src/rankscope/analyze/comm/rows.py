@@ -6,20 +6,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rankscope.analyze.collectives.resolved import RESOLVED_COMMS
 from rankscope.analyze.comm.groups import UNKNOWN_GROUP, CommGroup, Mention, resolve_mentions
 from rankscope.analyze.device.events import with_process
 from rankscope.analyze.hangs.signatures import SYNCHRONISING
 from rankscope.model.tables import MISSING, Array, Trace
 
 # The words of a group; calls without any are told apart by their stream, as a process gives each group one of its own.
-_COMMS = """(
+_COMMS = f"""(
     SELECT * REPLACE (
                coalesce(file_id, -1) AS file_id, coalesce(rank, -1) AS rank, coalesce(group_name, '') AS group_name,
                coalesce(group_desc, '') AS group_desc, coalesce(group_ranks, '') AS group_ranks,
                coalesce(group_size, -1) AS group_size, coalesce(dtype, '') AS dtype, coalesce(n_bytes, -1) AS n_bytes),
            kernel_id IS NULL AS is_on_host,
            CASE WHEN coalesce(group_name, '') = '' THEN coalesce(stream, tid, -1) ELSE -1 END AS lane
-    FROM comms)"""
+    FROM {RESOLVED_COMMS})"""
 _MENTION = "file_id, rank, group_name, group_desc, group_ranks, group_size, is_on_host, lane"
 # What all members of a collective have in common. The sizes of all_to_all are each member's own; send and recv are two
 # ends of one thing.
@@ -85,9 +86,9 @@ def load_rows(trace: Trace) -> CommRows:
     op_names = [op for (op,) in trace.sql("SELECT DISTINCT op FROM comms ORDER BY op").rows()]
     dtypes = trace.sql(f"SELECT DISTINCT dtype FROM {_COMMS} ORDER BY dtype").rows()
     synchronises = np.fromiter((op in SYNCHRONISING for op in op_names), bool, len(op_names))
-    found = {name: rows[name] for name in CommRows.__dataclass_fields__ if name in rows}
+    columns = {name: rows[name] for name in CommRows.__dataclass_fields__ if name in rows}
     return CommRows(
-        **found,
+        **columns,
         group=group,
         domain=_domains(rows, group, groups),
         synchronises=synchronises[rows["op"]] if len(op_names) else np.zeros(0, bool),

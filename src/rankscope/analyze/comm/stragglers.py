@@ -256,14 +256,14 @@ def _missing_calls(measures: Measures, marked: set[tuple[int, int]], window: tup
     alone = np.flatnonzero(matching.match == MISSING)  # a call without partners may be the one that is missed
     spare = set(zip(*(column[alone].tolist() for column in (rows.rank, rows.step, matching.group)), strict=True))
     filled: list[tuple[int, int, int, int]] = []
-    found = np.flatnonzero(np.isin(matching.match, incomplete) & (matching.match != MISSING))
-    found = found[np.lexsort((measures.exposed_ns[found], matching.match[found]))]
+    calls = np.flatnonzero(np.isin(matching.match, incomplete) & (matching.match != MISSING))
+    calls = calls[np.lexsort((measures.exposed_ns[calls], matching.match[calls]))]
     edges = (
-        np.searchsorted(matching.match[found], incomplete),
-        np.searchsorted(matching.match[found], incomplete, "right"),
+        np.searchsorted(matching.match[calls], incomplete),
+        np.searchsorted(matching.match[calls], incomplete, "right"),
     )
     for match, low, high in zip(incomplete.tolist(), *(edge.tolist() for edge in edges), strict=True):
-        seen = found[low:high]
+        seen = calls[low:high]
         usual, step = int(measures.exposed_ns[seen[(high - low - 1) // 2]]), int(rows.step[matches.last_row[match]])
         moment = int(matches.end_ns[match])
         group = int(matching.group[seen[0]])

@@ -111,8 +111,8 @@ def comm_matches(trace: Trace, selection: Selection) -> Table:
 def _largest_size(measures: Measures) -> Array:
     matching = measures.matching
     sizes = np.full(len(measures.matches.n_seen), MISSING, np.int64)
-    found = np.flatnonzero(matching.match != MISSING)
-    np.maximum.at(sizes, matching.match[found], matching.rows.n_bytes[found])
+    matched = np.flatnonzero(matching.match != MISSING)
+    np.maximum.at(sizes, matching.match[matched], matching.rows.n_bytes[matched])
     return sizes
 
 
@@ -149,12 +149,12 @@ def comm_calls(trace: Trace, selection: Selection) -> Table:
     if selection.ranks is not None:
         is_chosen &= np.isin(rows.rank, list(selection.ranks))
     chosen = np.flatnonzero(is_chosen)
-    found = matching.match != MISSING
+    is_matched = matching.match != MISSING
     is_last = np.zeros(len(rows), bool)
     is_last[measures.matches.last_row] = True
     transfer = np.full(len(rows), MISSING, np.int64)
     judged = measures.wait_ns != MISSING
-    arrived = measures.matches.last_arrival_ns[matching.match[judged]] if found.any() else np.empty(0, np.int64)
+    arrived = measures.matches.last_arrival_ns[matching.match[judged]] if is_matched.any() else np.empty(0, np.int64)
     transfer[judged] = np.maximum(measures.end_ns[judged] - arrived, 0)
     columns: dict[str, Array] = {
         "file_id": rows.file_id.astype(np.int32),

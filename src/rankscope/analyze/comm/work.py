@@ -72,10 +72,10 @@ def compare_work(trace: Trace, on_device: bool, company: tuple[int, Sequence[int
     marked = [str(int(step)) for step in steps if step >= 0]
     chosen = f"rank IN ({ranks})" + (f" AND step IN ({', '.join(marked)})" if marked else "")
     query = (_KERNELS if on_device else _OPERATORS).format(chosen=chosen)
-    found: dict[str, dict[int, _Totals]] = {}
+    totals_of: dict[str, dict[int, _Totals]] = {}
     for one, name, *totals in trace.sql(query).rows():
-        found.setdefault(name, {})[one] = _Totals(*totals)
-    works = [_named(name, by_rank, rank, peers) for name, by_rank in found.items()]
+        totals_of.setdefault(name, {})[one] = _Totals(*totals)
+    works = [_named(name, by_rank, rank, peers) for name, by_rank in totals_of.items()]
     sized = [work for work in works if work.peers_size]
     own, theirs = (sum(work.own_calls * work.own_ns for work in works), sum(w.peers_calls * w.peers_ns for w in works))
     return Work(

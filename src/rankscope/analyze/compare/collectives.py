@@ -75,10 +75,10 @@ def _profiled_changes(old: Trace, new: Trace, least_per_step: float) -> Iterator
 
 def _profiled(trace: Trace, per: Basis) -> dict[Spot, Samples]:
     sites = _only_sites(trace)
-    found = measure(trace, _PROFILED, ("op", "group_desc", "part"), per)
+    samples_of = measure(trace, _PROFILED, ("op", "group_desc", "part"), per)
     return {
         Spot(*sites.get((op, group), _NO_SITE), _Call(op, group, part)): samples
-        for (op, group, part), samples in found.items()
+        for (op, group, part), samples in samples_of.items()
     }
 
 
@@ -92,10 +92,10 @@ class _Reading(NamedTuple):
     arrivals: str
 
 
-def _by_spot(found: Mapping[Key, Samples]) -> dict[Spot, Samples]:
+def _by_spot(samples_of: Mapping[Key, Samples]) -> dict[Spot, Samples]:
     return {
         Spot(file, int(line), function, _Call(op, group, part)): samples
-        for (op, group, part, file, line, function), samples in found.items()
+        for (op, group, part, file, line, function), samples in samples_of.items()
     }
 
 
@@ -104,25 +104,25 @@ def _compared(old: Mapping[Spot, Samples], new: Mapping[Spot, Samples], reading:
         spot = theirs or ours
         if spot is None:
             continue
-        told = judge(old.get(ours) if ours else None, new.get(theirs) if theirs else None, reading.least)
+        judgement = judge(old.get(ours) if ours else None, new.get(theirs) if theirs else None, reading.least)
         call = spot.detail
         assert isinstance(call, _Call)
-        last = _waited_for(reading, theirs, told.units) if theirs and told.kind in ("slower", "new") else ()
+        last = _waited_for(reading, theirs, judgement.units) if theirs and judgement.kind in ("slower", "new") else ()
         yield TimeChange(
-            told.kind,
+            judgement.kind,
             call.op,
             reading.source,
             reading.per,
-            told.old_ns,
-            told.new_ns,
-            told.noise_ns,
-            ranks=() if call.part == ARRIVAL else told.units,
+            judgement.old_ns,
+            judgement.new_ns,
+            judgement.noise_ns,
+            ranks=() if call.part == ARRIVAL else judgement.units,
             part=call.part,
             group=call.group,
             location=_location(theirs),
             old_location=_location(ours),
-            old_count=told.old_count,
-            new_count=told.new_count,
+            old_count=judgement.old_count,
+            new_count=judgement.new_count,
             waits_for=last,
         )
 

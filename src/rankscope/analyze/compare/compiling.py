@@ -178,14 +178,14 @@ def _changes(old: Counts, new: Counts) -> list[Change]:
 
 def _line_times(old: Mapping[Spot, int], new: Mapping[Spot, int]) -> list[TimeChange]:
     """What got slower first."""
-    found = []
+    changes = []
     for ours, theirs in paired_spots(old, new):
         spot = theirs or ours
         if spot is not None:
             times = (old[ours] if ours else 0), (new[theirs] if theirs else 0)
             old_line = ours.line if ours else MISSING
-            found.append(TimeChange(spot.function, spot.file, theirs.line if theirs else MISSING, old_line, *times))
-    return sorted(found, key=lambda change: (-change.change_ns, change.file, change.line))
+            changes.append(TimeChange(spot.function, spot.file, theirs.line if theirs else MISSING, old_line, *times))
+    return sorted(changes, key=lambda change: (-change.change_ns, change.file, change.line))
 
 
 def _part_times(old: _Side, new: _Side, columns: Sequence[str]) -> tuple[TimeChange, ...]:

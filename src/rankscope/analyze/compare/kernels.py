@@ -26,19 +26,19 @@ def kernel_changes(old: Trace, new: Trace, least_per_step: float) -> Iterator[Ti
     before, after = (measure(trace, _VALUES, ("name",), per) for trace in (old, new))
     least = least_per_step if per == "step" else LEAST_PER_CALL_NS
     for ours, theirs in pair_up(list(before), list(after), (_own_name, _bare_name), lambda a, b: (a, b)):
-        told = judge(before.get(ours or ()), after.get(theirs or ()), least)
+        judgement = judge(before.get(ours or ()), after.get(theirs or ()), least)
         name = (theirs or ours or ("",))[0]
         yield TimeChange(
-            told.kind,
+            judgement.kind,
             name,
             "profiler",
             per,
-            told.old_ns,
-            told.new_ns,
-            told.noise_ns,
-            ranks=told.units,
-            old_count=told.old_count,
-            new_count=told.new_count,
+            judgement.old_ns,
+            judgement.new_ns,
+            judgement.noise_ns,
+            ranks=judgement.units,
+            old_count=judgement.old_count,
+            new_count=judgement.new_count,
         )
 
 

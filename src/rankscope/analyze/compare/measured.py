@@ -66,8 +66,8 @@ def _per_call(values: str, keys: Sequence[str]) -> str:
 
 def _steps_of(trace: Trace, steps: str) -> tuple[Any, Any]:
     sql = f"SELECT rank, count(*) AS n FROM ({steps}) GROUP BY rank ORDER BY rank"
-    found = trace.sql(sql).columns()
-    return found["rank"], found["n"].astype(np.float64)
+    columns = trace.sql(sql).columns()
+    return columns["rank"], columns["n"].astype(np.float64)
 
 
 def _grid(shape: tuple[int, int], row: Any, column: Any, values: Any) -> Any:

@@ -104,15 +104,15 @@ def _judged(old: Samples, new: Samples, noise: Array, change: Array, is_used: Ar
     kind: TimeKind = "same" if not where.any() else "slower" if is_slower else "faster"
     is_everywhere = where.sum() >= NEARLY_ALL * is_used.sum()
     units = () if kind == "same" or is_everywhere else tuple(new.unit[where].tolist())
-    told = where if units else is_used if is_used.any() else np.ones(len(where), bool)
+    used = where if units else is_used if is_used.any() else np.ones(len(where), bool)
     return Judgement(
         kind,
-        old_ns=round(float(old.mean[told].mean())),
-        new_ns=round(float(new.mean[told].mean())),
-        noise_ns=round(float(noise[told].mean())),
+        old_ns=round(float(old.mean[used].mean())),
+        new_ns=round(float(new.mean[used].mean())),
+        noise_ns=round(float(noise[used].mean())),
         units=units,
-        old_count=_mean_count(old, told),
-        new_count=_mean_count(new, told),
+        old_count=_mean_count(old, used),
+        new_count=_mean_count(new, used),
     )
 
 

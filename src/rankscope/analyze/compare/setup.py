@@ -38,8 +38,10 @@ def _of_capture(trace: Trace, capture: Capture) -> dict[str, str]:
 
 def _of_manifests(trace: Trace) -> dict[str, str]:
     manifests = trace.table("manifests")
-    told = {name: _distinct(manifests.text(column).tolist()) for column, name in _MANIFEST_COLUMNS.items()}
-    return told | {f"${name}": value for name, value in _environment(manifests.text("environment").tolist()).items()}
+    settings = {name: _distinct(manifests.text(column).tolist()) for column, name in _MANIFEST_COLUMNS.items()}
+    return settings | {
+        f"${name}": value for name, value in _environment(manifests.text("environment").tolist()).items()
+    }
 
 
 def _environment(texts: list[str]) -> dict[str, str]:

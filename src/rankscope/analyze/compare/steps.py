@@ -103,9 +103,9 @@ def part_changes(old: Trace, new: Trace, step: StepChange | None) -> Iterator[Ti
     before = measure(old, _PART_VALUES, ("part",), "step")
     after = measure(new, _PART_VALUES, ("part",), "step", step.slow_steps)
     for column, name in PARTS.items():
-        told = judge(before.get((column,)), after.get((column,)), WORTH_SHOWING * step.old_ns)
-        times = told.old_ns, told.new_ns, told.noise_ns
-        yield TimeChange(told.kind, name, "profiler", "step", *times, ranks=told.units)
+        judgement = judge(before.get((column,)), after.get((column,)), WORTH_SHOWING * step.old_ns)
+        times = judgement.old_ns, judgement.new_ns, judgement.noise_ns
+        yield TimeChange(judgement.kind, name, "profiler", "step", *times, ranks=judgement.units)
 
 
 _PART_VALUES = f"""

@@ -68,8 +68,8 @@ def is_limit(fail_type: str, fail_reason: str) -> bool:
 
 
 def limit_value(text: str) -> str:
-    found = _LIMIT_VALUE.search(text)
-    return found.group(1) if found else ""
+    match = _LIMIT_VALUE.search(text)
+    return match.group(1) if match else ""
 
 
 def plain_source(source: str) -> str:
@@ -160,7 +160,7 @@ def _text_files(trace: Trace) -> set[int]:
 
 def _limit_lines(trace: Trace) -> dict[Key, tuple[str, Site]]:
     lines = trace.table("log_lines")
-    found: dict[Key, tuple[str, Site]] = {}
+    limits: dict[Key, tuple[str, Site]] = {}
     messages = lines.text("message")
     hits = np.fromiter((bool(_LIMIT_LINE.search(text)) for text in messages.values), bool, len(messages.values))
     rows = np.flatnonzero(hits[messages.codes]) if len(hits) else np.empty(0, np.int64)
@@ -168,8 +168,8 @@ def _limit_lines(trace: Trace) -> dict[Key, tuple[str, Site]]:
         limit = _LIMIT_LINE.search(row["message"])
         assert limit
         site = Site(limit["file"], int(limit["line"][:9]), limit["function"])
-        found[key_of(row)] = (row["message"], site)
-    return found
+        limits[key_of(row)] = (row["message"], site)
+    return limits
 
 
 def _newest_rows(recompiles: Table) -> Array:

@@ -101,9 +101,10 @@ def _times(trace: Trace, compilations: Table) -> Times:
     if untold.any() and trace.has("compile_events"):
         spans = _span_times(trace)
         rows = [spans.get(key, {}) for key in keys_of(compilations)]
-        told = [np.array([row.get(name, 0) for row in rows], np.int64) for name in _SPANS]
+        span_columns = [np.array([row.get(name, 0) for row in rows], np.int64) for name in _SPANS]
         total, aot, inductor, code_gen = (
-            np.where(untold, span, own) for span, own in zip(told, (total, aot, inductor, code_gen), strict=True)
+            np.where(untold, span, own)
+            for span, own in zip(span_columns, (total, aot, inductor, code_gen), strict=True)
         )
     triton, autotune = _known(compilations, "triton_ns"), _known(compilations, "autotune_ns")
     return Times(total, aot, inductor, code_gen, triton, autotune)
@@ -112,14 +113,14 @@ def _times(trace: Trace, compilations: Table) -> Times:
 def _span_times(trace: Trace) -> dict[Key, dict[str, int]]:
     """For each compilation in a log without metrics: the longest span of those that represent a phase."""
     names = {span: phase for phase, spans in _SPANS.items() for span in spans}
-    found: dict[Key, dict[str, int]] = {}
+    longest: dict[Key, dict[str, int]] = {}
     events = trace.table("compile_events")
     is_wanted = np.isin(events.text("name").to_objects(), list(names))
     for event in events.take(np.flatnonzero(is_wanted)).rows():
-        own = found.setdefault(key_of(event), {})
+        own = longest.setdefault(key_of(event), {})
         phase = names[event["name"]]
         own[phase] = max(own.get(phase, 0), event["duration_ns"])
-    return found
+    return longest
 
 
 def _exclusive(times: Times) -> dict[str, Array]:

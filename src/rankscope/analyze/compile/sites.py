@@ -140,11 +140,11 @@ def _make_sites(trace: Trace) -> Sites:
 
 
 def _reused(compilations: Table, sites: list[Site]) -> dict[Key, list[tuple[int, int, Site]]]:
-    found: dict[Key, list[tuple[int, int, Site]]] = {}
+    sites_of: dict[Key, list[tuple[int, int, Site]]] = {}
     places = zip(compilations.array("record").tolist(), compilations.array("start_ns").tolist(), sites, strict=True)
     for key, place in zip(keys_of(compilations), places, strict=True):
-        found.setdefault(key, []).append(place)
-    return {key: sorted(own) for key, own in found.items() if len({site for _, _, site in own}) > 1}
+        sites_of.setdefault(key, []).append(place)
+    return {key: sorted(own) for key, own in sites_of.items() if len({site for _, _, site in own}) > 1}
 
 
 def _definitions(rows: Iterable[tuple[Any, ...]]) -> dict[tuple[int, str, str], list[int]]:
@@ -153,7 +153,7 @@ def _definitions(rows: Iterable[tuple[Any, ...]]) -> dict[tuple[int, str, str], 
     for key, file, line, function in rows:
         if not _RESUMED.match(function):
             lines.setdefault((key[0], file, function), set()).add(line)
-    return {key: sorted(found) for key, found in lines.items()}
+    return {key: sorted(first_lines) for key, first_lines in lines.items()}
 
 
 def _own_site(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from rankscope.analyze.hangs.evidence import call_text, collective_ref, group_ref, group_text
-from rankscope.analyze.hangs.view import job_view
+from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.model.finding import CollectiveRef, GroupRef, format_duration
 from rankscope.model.tables import Trace
 
@@ -28,45 +26,50 @@ class Delay(NamedTuple):
     collective: CollectiveRef | None = None
 
 
-def recorded_delays(trace: Trace) -> list[Delay]:
-    """Calls in Flight Recorder dumps that a rank made long after half of its group."""
-    view = job_view(trace)
-    rows = np.flatnonzero((view.match >= 0) & ~view.is_p2p)
-    rows = rows[np.lexsort((view.created[rows], view.match[rows]))]
-    if not len(rows):
-        return []
-    _, starts, counts = np.unique(view.match[rows], return_index=True, return_counts=True)
-    middle = view.created[rows[starts + (counts - 1) // 2]]
-    lateness = view.created[rows] - np.repeat(middle, counts)
-    raw = view.calls.array("created_ns")
+# Who joined long after half of the others, per source: the recorder sees a call when the host makes it, the profiler
+# when it runs. Of a call that both saw late, the recorder's time counts. What clocks may be wrong by is no lateness.
+_LATE_CALLS = f"""
+WITH arrivals AS (
+    SELECT c.*, c.start_ns - coalesce(k.offset_ns, 0) AS arrival_ns, coalesce(k.error_ns, 0) AS error_ns
+    FROM calls AS c LEFT JOIN clocks AS k USING (rank)
+    WHERE match_id IS NOT NULL AND NOT is_p2p AND role <> 'member' AND start_ns IS NOT NULL
+        AND source IN ('flight_recorder', 'kineto', 'nsys')
+), late AS (
+    SELECT *, (arrival_ns - quantile_disc(arrival_ns, 0.5) OVER together)::BIGINT AS late_ns,
+           max(error_ns) OVER together AS largest_error_ns
+    FROM arrivals WINDOW together AS (PARTITION BY match_id, source)
+)
+SELECT l.match_id, l.rank, l.start_ns, l.late_ns, l.op, l.record_id, p.step
+FROM late AS l LEFT JOIN (SELECT file_id, rank, comm_id AS row_id, step FROM comm_calls) AS p
+    ON l.source <> 'flight_recorder' AND p.file_id = l.file_id AND p.rank = l.rank AND p.row_id = l.row_id
+WHERE late_ns > {_MIN_DELAY_NS} + 2 * largest_error_ns
+QUALIFY row_number() OVER (PARTITION BY match_id, l.rank ORDER BY l.source <> 'flight_recorder', l.source) = 1
+ORDER BY ALL
+"""
+
+
+def late_calls(trace: Trace) -> list[Delay]:
+    """Collectives that a rank joined long after half of its group, whichever source saw it."""
+    view = job_view(trace) if trace.has("collectives") else None
+    rows = {} if view is None else _rows_by_record(view)
     delays = []
-    for at in np.flatnonzero(lateness > _MIN_DELAY_NS).tolist():
-        row, late = int(rows[at]), int(lateness[at])
+    for match, rank, end, late, op, record, step in trace.sql(_LATE_CALLS).rows():
+        after = f"{format_duration(late)} after half of its members"
+        row = rows.get((rank, record))
+        if view is None or row is None:
+            where = f" in step {step}" if step is not None else ""
+            delays.append(Delay(rank, end - late, end, late, f"joined {op}{where} {after}", match))
+            continue
         group = int(view.group[row])
-        text = f"joined {call_text(view, row)} of {group_text(view, group)}, seq {int(view.seq[row])}, "
-        text += f"{format_duration(late)} after half of its members"
-        key = ("match", int(view.match[row]))
-        end = int(raw[row])
+        text = f"joined {call_text(view, row)} of {group_text(view, group)}, seq {int(view.seq[row])}, {after}"
         refs = group_ref(view, group), collective_ref(view, row)
-        delays.append(Delay(int(view.rank[row]), end - late, end, late, text, key, *refs))
+        delays.append(Delay(rank, end - late, end, late, text, match, *refs))
     return delays
 
 
-def profiled_delays(trace: Trace) -> list[Delay]:
-    """The same from profiler traces, whose times are on a common clock: they are converted back to the host's."""
-    sql = f"""
-        SELECT calls.rank, (calls.start_ns + coalesce(clocks.offset_ns, 0))::BIGINT, calls.lateness_ns,
-               matches.op, calls.match_id, calls.step
-        FROM comm_calls calls JOIN comm_matches matches USING (match_id)
-        LEFT JOIN profile_clocks clocks ON clocks.file_id = calls.file_id
-        WHERE calls.lateness_ns > {_MIN_DELAY_NS} AND NOT matches.is_p2p AND calls.rank IS NOT NULL
-        ORDER BY ALL"""
-    delays = []
-    for rank, end, late, op, match, step in trace.sql(sql).rows():
-        where = f" in step {step}" if step is not None else ""
-        text = f"joined {op}{where} {format_duration(late)} after half of its members"
-        delays.append(Delay(rank, end - late, end, late, text, ("comm", match)))
-    return delays
+def _rows_by_record(view: JobView) -> dict[tuple[int, int], int]:
+    records = zip(view.rank.tolist(), view.calls.array("record_id").tolist(), strict=True)
+    return {record: row for row, record in enumerate(records)}
 
 
 def late_steps(trace: Trace) -> list[Delay]:

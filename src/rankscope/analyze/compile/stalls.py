@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.analyze.compile.ledger import total_times
 from rankscope.analyze.compile.sites import Site, sites_of
-from rankscope.analyze.compile.stall_sources import Delay, late_steps, profiled_delays, recorded_delays
+from rankscope.analyze.compile.stall_sources import Delay, late_calls, late_steps
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.evidence import call_text, collective_ref, group_ref, group_text
 from rankscope.analyze.hangs.view import JobView, job_view
@@ -57,10 +57,8 @@ def compile_stall(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
 
 
 def _sources(trace: Trace) -> Iterator[tuple[str, list[Delay]]]:
-    if trace.has("collectives"):
-        yield "call", recorded_delays(trace)
-    if trace.has("comms"):
-        yield "call", profiled_delays(trace)
+    if trace.has("collectives") or trace.has("comms"):
+        yield "call", late_calls(trace)
     if trace.has("steps"):
         yield "step", late_steps(trace)
 

@@ -63,7 +63,7 @@ def window_number(selection: Selection) -> str:
     if selection.steps is None:
         return "0"
     ordered = sorted({int(step) for step in selection.steps})
-    firsts = [step for place, step in enumerate(ordered) if place == 0 or ordered[place - 1] != step - 1]
+    firsts = [step for index, step in enumerate(ordered) if index == 0 or ordered[index - 1] != step - 1]
     branches = " ".join(f"WHEN step >= {first} THEN {number}" for number, first in reversed(list(enumerate(firsts))))
     return f"CASE {branches} END" if branches else "0"
 

@@ -85,14 +85,14 @@ _WINDOWS = f"""
 
 
 def step_windows(trace: Trace, selection: Selection) -> Windows:
-    found = with_process(
+    columns = with_process(
         trace,
         trace.sql(f"""
             SELECT file_id, rank, step, start_ns, greatest(start_ns, end_ns) AS end_ns
             FROM ({_WINDOWS}) WHERE {selection.where()} ORDER BY file_id, rank, start_ns
         """).columns(),
     )
-    return Windows(found["process"], found["step"], found["start_ns"], found["end_ns"])
+    return Windows(columns["process"], columns["step"], columns["start_ns"], columns["end_ns"])
 
 
 _SPAN = "file_id, rank, start_ns, start_ns + duration_ns AS end_ns"
@@ -101,19 +101,19 @@ _IS_LOADER = f"regexp_matches(name, {quote_text(DATA_LOADER)}, 'i')"
 
 def loading_time(trace: Trace) -> Intervals:
     """When the host loaded data, per process."""
-    found = with_process(
+    columns = with_process(
         trace,
         trace.sql(f"""
             SELECT {_SPAN} FROM annotations WHERE kind = 'host' AND {_IS_LOADER}
             UNION ALL SELECT {_SPAN} FROM ops WHERE {_IS_LOADER}
         """).columns(),
     )
-    return union(found["start_ns"], found["end_ns"], found["process"])
+    return union(columns["start_ns"], columns["end_ns"], columns["process"])
 
 
 def _events() -> str:
     """Everything that takes time, with its place in _CATEGORIES."""
-    number = {name: place for place, name in enumerate(_CATEGORIES)}
+    number = {name: index for index, name in enumerate(_CATEGORIES)}
     span, is_loader = _SPAN, _IS_LOADER
     return f"""
         SELECT {span}, (CASE WHEN type = 'communication' THEN {number["device_comm"]}

@@ -43,9 +43,9 @@ def _measured(ranks: Table, manifests: Table) -> Offsets | None:
     is_told = manifests.array("clock_error_ns") != MISSING
     if is_told.sum() < 2:
         return None
-    told = manifests.array("rank")[is_told]
-    error[told] = manifests.array("clock_error_ns")[is_told]
-    offset[told] = manifests.array("clock_offset_ns")[is_told]
+    measured = manifests.array("rank")[is_told]
+    error[measured] = manifests.array("clock_error_ns")[is_told]
+    offset[measured] = manifests.array("clock_offset_ns")[is_told]
     offset[np.abs(offset) <= error] = 0  # within what the measurement may be wrong by
     return Offsets(offset[ranks.array("rank")], error[ranks.array("rank")])
 

@@ -39,12 +39,12 @@ class Divergence:
 def find_divergences(trace: Trace) -> list[Divergence]:
     """The first divergence of each group, in order of time."""
     view, programs = derived(trace, JobView), programs_of(trace)
-    found = []
+    divergences = []
     for group, seqs in _uneven_collectives(view).items():
         divergence = _first_of_group(view, programs, group, seqs)
         if divergence is not None:
-            found.append(divergence)
-    return sorted(found, key=lambda divergence: divergence.time_ns)
+            divergences.append(divergence)
+    return sorted(divergences, key=lambda divergence: divergence.time_ns)
 
 
 def _uneven_collectives(view: JobView) -> dict[int, list[int]]:

@@ -47,28 +47,28 @@ def resolve_groups(trace: Trace) -> dict[str, Table]:
     config = _read_config(trace)
     descs = _descriptions(calls, trace)
     job = _Job(pairs, config, descs, _world_size(trace, config))
-    found = {pair: job.group(*pair) for pair in pairs}
+    group_of = {pair: job.group(*pair) for pair in pairs}
     for pair, members in config.items():  # groups that a rank registered but of which its ring kept nothing
-        if pair[1] and pair not in found:
-            found[pair] = Group(pair[1], members, descs.get(pair, ""), "config")
-    generations = _generations(calls, [found[pair] for pair in pairs], pair_of_row)
+        if pair[1] and pair not in group_of:
+            group_of[pair] = Group(pair[1], members, descs.get(pair, ""), "config")
+    generations = _generations(calls, [group_of[pair] for pair in pairs], pair_of_row)
     n_generations = int(generations.max(initial=0)) + 1
     lives, life_of_row = np.unique(pair_of_row * n_generations + generations, return_inverse=True)
-    made = [replace(found[pairs[life // n_generations]], generation=life % n_generations) for life in lives.tolist()]
+    made = [replace(group_of[pairs[life // n_generations]], generation=life % n_generations) for life in lives.tolist()]
     # Ranks may know the members of one group from different sources: the best of them names it.
-    best = sorted([*made, *found.values()], key=lambda group: (not group.desc, _ORIGINS.index(group.origin)))
+    best = sorted([*made, *group_of.values()], key=lambda group: (not group.desc, _ORIGINS.index(group.origin)))
     groups = sorted(dict.fromkeys(best), key=_group_order)
     number = {group: position for position, group in enumerate(groups)}
     group_ids = np.array([number[group] for group in made], np.int32)[life_of_row]
     peers = _global_peers(groups, group_ids, calls.array("peer"))
     calls = calls.replaced({"group_id": group_ids, "peer": peers})
-    status = _named_status(trace, found)
+    status = _named_status(trace, group_of)
     return {
         "collectives": calls,
         "group_status": status,
         "groups": _group_table(groups),
         "group_members": _member_table(groups),
-        "group_progress": _progress_table(groups, _group_counters(groups, calls, status, found), calls, trace),
+        "group_progress": _progress_table(groups, _group_counters(groups, calls, status, group_of), calls, trace),
     }
 
 
@@ -193,8 +193,8 @@ class _Job:
     def _members_told(self, name: str, desc: str) -> list[tuple[Members, frozenset[int]]]:
         """The members as the dumps of other ranks that use the name tell them."""
         if (name, desc) not in self._told:
-            found = (self._config.get((other, name), ()) for other in self._alike[name, desc])
-            self._told[name, desc] = [(members, frozenset(members)) for members in dict.fromkeys(found)]
+            lists = (self._config.get((other, name), ()) for other in self._alike[name, desc])
+            self._told[name, desc] = [(members, frozenset(members)) for members in dict.fromkeys(lists)]
         return self._told[name, desc]
 
 
@@ -228,7 +228,7 @@ def _global_peers(groups: Sequence[Group], group_ids: Array, peers: Array) -> Ar
     return mapped
 
 
-def _named_status(trace: Trace, found: dict[tuple[int, str], Group]) -> Table:
+def _named_status(trace: Trace, group_of: dict[tuple[int, str], Group]) -> Table:
     """Counters are kept by process-local number; those whose calls were all evicted get their name by elimination."""
     status = trace.table("group_status")
     names = status.text("group_name").tolist()
@@ -243,7 +243,7 @@ def _named_status(trace: Trace, found: dict[tuple[int, str], Group]) -> Table:
         else:
             unnamed[rank].append((number, row))
     for rank, rows in unnamed.items():
-        free = sorted((g for (r, n), g in found.items() if r == rank and n not in taken[rank]), key=_group_order)
+        free = sorted((g for (r, n), g in group_of.items() if r == rank and n not in taken[rank]), key=_group_order)
         if len(free) == len(rows) and (len(free) == 1 or all(group.name.isdigit() for group in free)):
             for (_, row), group in zip(sorted(rows), free, strict=True):
                 names[row] = group.name
@@ -274,7 +274,7 @@ def _member_table(groups: Sequence[Group]) -> Table:
         "group_members",
         {
             "group_id": np.repeat(np.arange(len(groups), dtype=np.int32), sizes),
-            "group_rank": np.array([place for group in groups for place in range(len(group.members))], np.int32),
+            "group_rank": np.array([index for group in groups for index in range(len(group.members))], np.int32),
             "rank": np.array([rank for group in groups for rank in group.members], np.int32),
         },
     )
@@ -284,7 +284,7 @@ Counters = dict[tuple[int, int], tuple[int, int]]  # by group and rank: newest e
 
 
 def _group_counters(
-    groups: Sequence[Group], calls: Table, status: Table, found: dict[tuple[int, str], Group]
+    groups: Sequence[Group], calls: Table, status: Table, group_of: dict[tuple[int, str], Group]
 ) -> Counters:
     """Which group a process's counter is of: that of its newest call under the same pg_id, else that of its name."""
     keys = calls.array("rank").astype(np.int64) << 32 | calls.array("pg_id")
@@ -295,7 +295,7 @@ def _group_counters(
     mixed = set(calls.array("group_id")[calls.array("is_p2p")].tolist())
     counters: Counters = {}
     for row in status.rows():
-        named = found.get((row["rank"], row["group_name"]))
+        named = group_of.get((row["rank"], row["group_name"]))
         group_id = group_of_id.get(row["rank"] << 32 | row["pg_id"], number[named] if named is not None else MISSING)
         if group_id != MISSING and group_id not in mixed:
             counters[group_id, row["rank"]] = (row["last_enqueued"], row["last_completed"])
@@ -327,7 +327,7 @@ def _progress_table(groups: Sequence[Group], counters: Counters, calls: Table, t
     kinds = (np.int32, np.int32, np.int64, np.int64, np.int64, np.int64, np.bool_)
     return Table(
         "group_progress",
-        {name: columns[:, place].astype(kind) for place, (name, kind) in enumerate(zip(names, kinds, strict=True))},
+        {name: columns[:, index].astype(kind) for index, (name, kind) in enumerate(zip(names, kinds, strict=True))},
     )
 
 

@@ -41,8 +41,8 @@ def match_collectives(trace: Trace) -> dict[str, Table]:
     _settle_passed_transfers(calls, collective_rows, status)
     _settle_batches(calls, np.flatnonzero(is_p2p & role.equals("batch")), status)
     matches = Table("matches", _joined_columns(collectives, transfers))
-    told = {"status": Text(status.astype(np.int32), STATUSES), "status_inferred": status != recorded}
-    return {"collectives": calls.replaced({"match_id": match_ids, **told}), "matches": matches}
+    statuses = {"status": Text(status.astype(np.int32), STATUSES), "status_inferred": status != recorded}
+    return {"collectives": calls.replaced({"match_id": match_ids, **statuses}), "matches": matches}
 
 
 def _recorded_status(calls: Table) -> Array:

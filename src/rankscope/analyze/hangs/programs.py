@@ -167,18 +167,20 @@ class Programs:
                 break
             places = longer
         nearest = np.lexsort((-places, np.abs(since_mark(tokens, places) - since_mark(tokens, len(tokens)))))
-        found = [self._past(int(before[place]), row) for place in places[nearest[:_MAX_STEPS]]]
-        return [replace(past, tokens=past.tokens * 2, rows=past.rows * 2, period=len(past.rows)) for past in found]
+        pasts = [self._past(int(before[place]), row) for place in places[nearest[:_MAX_STEPS]]]
+        return [replace(past, tokens=past.tokens * 2, rows=past.rows * 2, period=len(past.rows)) for past in pasts]
 
     def _furthest(self, row: int, others: Sequence[int]) -> list[Reference]:
         """Of those that came to the call the same way, the two that went on longest after it."""
         alike = (other for other in others[:_MAX_CANDIDATES] if self.same_context(row, other))
-        return sorted((self._reference(other, "siblings") for other in alike), key=lambda found: -len(found.rows))[:2]
+        return sorted(
+            (self._reference(other, "siblings") for other in alike), key=lambda reference: -len(reference.rows)
+        )[:2]
 
     def _best_explained(self, row: int, candidates: Sequence[Reference]) -> Departure | None:
         """None where nothing explains the rank's calls, or where it made one other call and then went on as usual."""
-        shifts = [(found, self.shift(row, found)) for found in candidates]
-        explained = [(found, shift) for found, shift in shifts if shift is not None]
+        shifts = [(reference, self.shift(row, reference)) for reference in candidates]
+        explained = [(reference, shift) for reference, shift in shifts if shift is not None]
         if not explained:
             return None
         best, shift = max(explained, key=lambda pair: (pair[1].n_explained, pair[1].kind == "replaced", -pair[1].cost))
@@ -220,8 +222,8 @@ class Programs:
         if n_places < 2 or len(before) < _ALIKE[0]:
             return False
         is_alike = np.ones(n_places, bool)
-        for place, token in enumerate(pattern):
-            is_alike &= later[place : place + n_places] == token
+        for index, token in enumerate(pattern):
+            is_alike &= later[index : index + n_places] == token
         return bool(is_alike.any())
 
     def is_known(self, row: int) -> bool:
@@ -296,16 +298,16 @@ class Programs:
         return top[0][0] if top and (len(top) == 1 or top[0][1] > top[1][1]) and top[0][1] > 1 else None
 
     def _departure_from_past(self, rank: int) -> Departure | None:
-        found: list[Departure] = []
+        departures: list[Departure] = []
         for row in self.view.rows_of(rank)[-_LOOK_AHEAD:].tolist():
             steps = self.earlier_steps(row)
             if not steps or self.is_usual(row):
                 continue
             departure = self._best_explained(row, steps)
             if departure is not None:
-                found.append(departure)
+                departures.append(departure)
         return max(
-            found, key=lambda departure: (self._fits_to_end(departure), departure.shift.n_agreeing), default=None
+            departures, key=lambda departure: (self._fits_to_end(departure), departure.shift.n_agreeing), default=None
         )
 
     def _fits_to_end(self, departure: Departure) -> bool:

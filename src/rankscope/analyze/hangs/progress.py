@@ -55,8 +55,8 @@ class _Moment(msgspec.Struct, frozen=True):
 def progress_between(before: Trace, after: Trace, seconds: float) -> Progress:
     frames: dict[tuple[str, int, str], int] = {}
     first, second = _moment(before, frames), _moment(after, frames)
-    told = {rank for moment in (first, second) for known in (moment.made, moment.stacks) for rank in known}
-    ranks = tuple(_rank_progress(rank, first, second) for rank in sorted(told))
+    known_ranks = {rank for moment in (first, second) for known in (moment.made, moment.stacks) for rank in known}
+    ranks = tuple(_rank_progress(rank, first, second) for rank in sorted(known_ranks))
     rates = [each.n_calls / seconds for each in ranks if each.state == "advanced" and each.n_calls]
     return Progress(_verdict(ranks), seconds, median(rates) if rates else 0.0, ranks)
 
@@ -116,10 +116,10 @@ def _add(counts: dict[int, int], ranks: Array, values: Array) -> None:
 
 
 def _sums(ranks: Array, values: Array) -> tuple[list[int], list[int]]:
-    found, codes = np.unique(ranks, return_inverse=True)
-    totals = np.zeros(len(found), np.int64)
+    distinct, codes = np.unique(ranks, return_inverse=True)
+    totals = np.zeros(len(distinct), np.int64)
     np.add.at(totals, codes, values)
-    return found.tolist(), totals.tolist()
+    return distinct.tolist(), totals.tolist()
 
 
 def _main_stacks(
@@ -136,14 +136,14 @@ def _main_stacks(
     is_native = frames.text("language").equals("c++")[stacks.array("frame_id")[order]].tolist()
     for stack, frame, is_left_out in zip(stacks.array("stack_id")[order].tolist(), of_frames, is_native, strict=True):
         lines.setdefault(stack, []).extend([] if is_left_out else [frame])
-    found: dict[int, tuple[int, ...]] = {}
+    newest: dict[int, tuple[int, ...]] = {}
     sites: dict[int, Location] = {}
     threads = trace.table("thread_stacks")
     for row in threads.take(np.flatnonzero(threads.array("is_main"))).rows():  # a later section is newer
-        found[row["rank"]] = tuple(lines.get(row["stack_id"], ()))
+        newest[row["rank"]] = tuple(lines.get(row["stack_id"], ()))
         if row["site_id"] != MISSING:
             sites[row["rank"]] = Location(*places[row["site_id"]])
-    return found, sites
+    return newest, sites
 
 
 def tempered(report: Report, progress: Progress) -> Report:

@@ -50,12 +50,12 @@ def explain_shift(
     n_after = _agreement(actual[1:], expected[1:], n_enough)
     if n_after:
         return Shift("replaced", 1, n_after)
-    found = [*_shifts("skipped", actual, expected, n_enough), *_shifts("repeated", expected, actual, n_enough)]
+    shifts = [*_shifts("skipped", actual, expected, n_enough), *_shifts("repeated", expected, actual, n_enough)]
     is_again = previous is not None and bool(actual) and actual[0] == previous
-    found = [
-        replace(shift, n_again=int(is_again and (shift.kind, shift.n_calls) == ("repeated", 1))) for shift in found
+    shifts = [
+        replace(shift, n_again=int(is_again and (shift.kind, shift.n_calls) == ("repeated", 1))) for shift in shifts
     ]
-    best = max(found, key=lambda shift: (shift.n_explained, -shift.cost, shift.kind == "skipped"), default=None)
+    best = max(shifts, key=lambda shift: (shift.n_explained, -shift.cost, shift.kind == "skipped"), default=None)
     # One call, found again only far away, is more likely the one before it once more.
     if is_again and (best is None or (best.n_agreeing == 1 and best.n_calls > _SMALL)):
         return Shift("repeated", 1, 0, n_again=1)

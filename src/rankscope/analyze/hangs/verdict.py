@@ -109,8 +109,8 @@ def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycl
     """A rank of the cycle that left out a call explains it; otherwise the order of calls does."""
     # In small groups few are suspected; of a call of the whole world a thousand might be.
     calls = sorted(cycle.calls, key=lambda call: (len(view.members[call.group]), call.match))[:_MAX_CALLS]
-    found = [_departed(view, programs, call, rank) for call in calls for rank in _suspects(call)]
-    departures = sorted((cause for cause in found if cause is not None), key=_by_kind_and_time)
+    causes = [_departed(view, programs, call, rank) for call in calls for rank in _suspects(call)]
+    departures = sorted((cause for cause in causes if cause is not None), key=_by_kind_and_time)
     if departures:
         yield departures[0]
         return
@@ -282,8 +282,8 @@ def _from_absent(view: JobView, graph: WaitGraph, programs: Programs) -> Iterato
         rows = view.rows_of(rank)
         last = int(view.signatures.point[rows[-1]]) if len(rows) else MISSING
         together[(last, min(call.match for call in held))].append(rank)
-    found = [_stuck(view, programs, ranks, calls_of) for ranks in together.values()]
-    yield from sorted(found, key=lambda cause: (-len(blocked_by(graph, cause)), cause.time_ns))
+    causes = [_stuck(view, programs, ranks, calls_of) for ranks in together.values()]
+    yield from sorted(causes, key=lambda cause: (-len(blocked_by(graph, cause)), cause.time_ns))
 
 
 def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: dict[int, list[WaitingCall]]) -> Cause:

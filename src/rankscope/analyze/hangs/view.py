@@ -215,8 +215,8 @@ class JobView:
         offsets, ranks = self._offsets(), self.trace.table("ranks")
         started, ended = (self.calls.array(name) - offsets for name in ("started_ns", "completed_ns"))
         written = ranks.array("written_ns")  # only some dumps tell it
-        told = (written - ranks.array("clock_offset_ns"))[written > 0]
-        moments = (self.created, started, ended[self.is_done], told)
+        dump_times = (written - ranks.array("clock_offset_ns"))[written > 0]
+        moments = (self.created, started, ended[self.is_done], dump_times)
         return int(max(moment.max(initial=MISSING) for moment in moments))
 
 

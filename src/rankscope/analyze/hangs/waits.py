@@ -75,12 +75,12 @@ class WaitGraph:
 
     def cycles(self) -> list[Cycle]:
         """Ranks that wait for each other, with no way out to anyone else."""
-        found = []
+        cycles = []
         for part in _components(self):
             ranks = tuple(node for node in part if node >= 0)
             if len(ranks) > 1 and not self._leaves(set(part)):
-                found.append(Cycle(ranks, tuple(self.calls[~node] for node in part if node < 0)))
-        return found
+                cycles.append(Cycle(ranks, tuple(self.calls[~node] for node in part if node < 0)))
+        return cycles
 
     def _leaves(self, part: set[int]) -> bool:
         return any(successor not in part for node in part for successor in self.successors(node))
@@ -174,7 +174,7 @@ def _components(graph: WaitGraph) -> list[tuple[int, ...]]:
     low: dict[int, int] = {}
     stack: list[int] = []
     on_stack: set[int] = set()
-    found: list[tuple[int, ...]] = []
+    components: list[tuple[int, ...]] = []
 
     def enter(node: int) -> tuple[int, Iterator[int]]:
         index[node] = low[node] = len(index)
@@ -193,14 +193,14 @@ def _components(graph: WaitGraph) -> list[tuple[int, ...]]:
                     low[work[-1][0]] = min(low[work[-1][0]], low[node])
                 if low[node] == index[node]:
                     cut = stack.index(node)
-                    found.append(tuple(sorted(stack[cut:])))
+                    components.append(tuple(sorted(stack[cut:])))
                     on_stack.difference_update(stack[cut:])
                     del stack[cut:]
             elif step in index:
                 low[node] = min(low[node], index[step])
             else:
                 work.append(enter(step))
-    return found
+    return components
 
 
 def wait_graph(trace: Trace) -> WaitGraph:

@@ -35,13 +35,13 @@ class Nesting:
             return np.full(len(time), _NOT_INSIDE)
         is_known &= (time >= self.axis.low[thread]) & (time < self.axis.high[thread])
         moment = self.axis.place(thread, np.clip(time, self.axis.low[thread], self.axis.high[thread]))
-        found = np.where(is_known, np.searchsorted(self.start, moment, "right") - 1, _NOT_INSIDE)
+        innermost = np.where(is_known, np.searchsorted(self.start, moment, "right") - 1, _NOT_INSIDE)
         # The last one begun may be over: then one of those around it is the one.
-        over = np.flatnonzero((found >= 0) & (self.end[found] <= moment))
+        over = np.flatnonzero((innermost >= 0) & (self.end[innermost] <= moment))
         while len(over):
-            found[over] = self.parent[found[over]]
-            over = over[(found[over] >= 0) & (self.end[found[over]] <= moment[over])]
-        return found
+            innermost[over] = self.parent[innermost[over]]
+            over = over[(innermost[over] >= 0) & (self.end[innermost[over]] <= moment[over])]
+        return innermost
 
     def inside_sums(self, values: Array) -> Array:
         """Per range: the sum of a value over itself and everything inside it."""
@@ -59,13 +59,13 @@ class Nesting:
 
     def nearest(self, wanted: Array) -> Array:
         """Per range: the innermost one among itself and those around it that is `wanted`; _NOT_INSIDE where none is."""
-        found = np.arange(len(wanted))
+        nearest = np.arange(len(wanted))
         pending = np.flatnonzero(~wanted)
         while len(pending):
-            found[pending] = self.parent[found[pending]]
-            pending = pending[found[pending] >= 0]
-            pending = pending[~wanted[found[pending]]]
-        return found
+            nearest[pending] = self.parent[nearest[pending]]
+            pending = pending[nearest[pending] >= 0]
+            pending = pending[~wanted[nearest[pending]]]
+        return nearest
 
     def recursive(self, name: Array) -> Array:
         """Per range: whether one of the same name lies around it."""

@@ -83,11 +83,11 @@ def _own_ns(links: Table, duration_ns: Array) -> Array:
 
 def _clean_profiles(trace: Trace, clean_files: Collection[int]) -> dict[int, list[tuple[int, Profile]]]:
     """By rank, with the number of the file."""
-    found: dict[int, list[tuple[int, Profile]]] = {}
+    profiles: dict[int, list[tuple[int, Profile]]] = {}
     for file_id, rank in trace.sql(_CLEAN).rows():
         if file_id in clean_files:
-            found.setdefault(rank, []).append((file_id, profile_recording(trace, file_id, rank, _NAME)))
-    return found
+            profiles.setdefault(rank, []).append((file_id, profile_recording(trace, file_id, rank, _NAME)))
+    return profiles
 
 
 def _by_profile(profile_id: Array, rank: Array) -> Iterator[tuple[int, int, Array]]:
@@ -145,14 +145,14 @@ def _same_threads(profile: Profile, other: Profile) -> dict[int, int]:
     own_tid, other_tid = _tids(profile), _tids(other)
     is_same = own_tid[:, None] == other_tid[None, :]
     rank = np.where(n_common > 0, n_common + is_same * (n_common.max(initial=0) + 1), 0)
-    found: dict[int, int] = {}
+    thread_of: dict[int, int] = {}
     for place in np.argsort(-rank, axis=None, kind="stable").tolist():
         own, candidate = divmod(place, len(other_tid))
         if not rank[own, candidate]:
             break
-        if candidate not in found and own not in found.values():
-            found[candidate] = own
-    return found
+        if candidate not in thread_of and own not in thread_of.values():
+            thread_of[candidate] = own
+    return thread_of
 
 
 def _tids(profile: Profile) -> Array:
@@ -207,10 +207,10 @@ def _typical(track: Track, kinds: dict[StepKey, _Kind]) -> tuple[Array, Array]:
         partner = align(track, kind.track)
         if not (partner >= 0).any():
             partner = align_ends(track, kind.track, _MOSTLY)
-        found = np.flatnonzero(partner >= 0)
-        if len(found) < _MOSTLY * max(track.n_rows, kind.track.n_rows):
+        paired = np.flatnonzero(partner >= 0)
+        if len(paired) < _MOSTLY * max(track.n_rows, kind.track.n_rows):
             continue
         medians = np.median(np.stack(kind.durations), axis=0)
-        typical[found] = np.rint(medians[partner[found]])
-        source[found] = min(kind.files)
+        typical[paired] = np.rint(medians[partner[paired]])
+        source[paired] = min(kind.files)
     return typical, source

@@ -123,15 +123,15 @@ def _find_partners(trace: Trace) -> Partners:
     against = contradictions(trace)
     judged, by_id = _by_ids(trace, candidates, against)
     settled = {verdict.candidate.file_id for verdict in judged if verdict.how}
-    found = [by_id]
+    parts = [by_id]
     for file_id in sorted({candidate.file_id for candidate in candidates} - settled):
         without_ids = [each for each in candidates if each.file_id == file_id and not each.have_ids]
         verdicts, links = _by_names(trace, without_ids, against)
         judged += verdicts
-        found += links
-    how = np.repeat(np.array([BY_ID, *[BY_ALIGNMENT] * (len(found) - 1)], np.int8), [len(each.node) for each in found])
-    events = Events(*map(np.concatenate, zip(*(links.events for links in found), strict=True)))
-    return Partners(np.concatenate([links.node for links in found]), how, events, judged)
+        parts += links
+    how = np.repeat(np.array([BY_ID, *[BY_ALIGNMENT] * (len(parts) - 1)], np.int8), [len(each.node) for each in parts])
+    events = Events(*map(np.concatenate, zip(*(links.events for links in parts), strict=True)))
+    return Partners(np.concatenate([links.node for links in parts]), how, events, judged)
 
 
 def _by_ids(trace: Trace, candidates: Sequence[Candidate], against: Against) -> tuple[list[Judged], Links]:
@@ -148,7 +148,7 @@ def _by_ids(trace: Trace, candidates: Sequence[Candidate], against: Against) -> 
     # Two may have the same nodes: a copy, or two profilers. The one with less against it, then with more nodes.
     fitting = [each.candidate.pair for each in judged if each.how]
     fitting.sort(key=lambda pair: (against.get(pair, 0), -n_same[pair], pair))
-    choice = {pair: place for place, pair in enumerate(fitting)}
+    choice = {pair: index for index, pair in enumerate(fitting)}
     order = np.array([choice.get(pair, MISSING) for pair in pairs], np.int64)[number]
     rows = np.flatnonzero(columns["is_same"] & (order >= 0))
     rows = rows[np.lexsort((columns["start_ns"][rows], order[rows], columns["node"][rows]))]

@@ -85,10 +85,10 @@ def align_threads(left: Recording, right: Recording, start: Array, end: Array) -
                 if score[candidate] <= n_found:  # it cannot have more in common than that
                     break
                 places = np.flatnonzero((right.thread == candidate) & is_within)
-                found = find(left.track.take(own_places), right.track.take(places))
-                if (found >= 0).sum() > n_found:
-                    n_found, other = int((found >= 0).sum()), candidate
-                    partner[own_places] = np.where(found >= 0, places[found], MISSING)
+                partners = find(left.track.take(own_places), right.track.take(places))
+                if (partners >= 0).sum() > n_found:
+                    n_found, other = int((partners >= 0).sum()), candidate
+                    partner[own_places] = np.where(partners >= 0, places[partners], MISSING)
             is_free[other] &= not n_found
         if (linked := partner[partner >= 0]).size:
             is_within = (start >= start[linked].min()) & (end <= end[linked].max())

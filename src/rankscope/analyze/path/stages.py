@@ -85,4 +85,4 @@ def _positions_in_groups(trace: Trace) -> dict[int, int]:
         if _PIPELINE.search(desc) and len(members) > 1:
             lines.append(members)
     lines.sort(key=len)
-    return {rank: place for members in lines for place, rank in enumerate(members)}
+    return {rank: index for members in lines for index, rank in enumerate(members)}

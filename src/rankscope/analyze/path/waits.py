@@ -90,9 +90,9 @@ def _synchronizing_calls(trace: Trace, work: Work) -> HostWaits:
     awaited = _launched_last(work, stream, until)
     unknown = stream < 0
     awaited[unknown] = _ended_last(work, process[unknown], start[unknown], end[unknown] + _CLOCK_SLACK_NS)
-    found = awaited >= 0
+    is_known = awaited >= 0
     columns = (process, calls["tid"], calls["call_id"], start, end, awaited)
-    return HostWaits(*(column[found] for column in columns))
+    return HostWaits(*(column[is_known] for column in columns))
 
 
 def _blocking_copies(work: Work) -> HostWaits:
@@ -159,8 +159,8 @@ def recorded_stream_waits(trace: Trace, work: Work) -> StreamWaits:
     waited, recorded = (aligned(trace, process, events[name]) for name in ("waited_ns", "recorded_ns"))
     first = _launched_first(work, _stream_rows(work, process, events["device"], events["stream"]), waited)
     awaited = _launched_last(work, _stream_rows(work, process, events["device"], events["wait_on_stream"]), recorded)
-    found = (first >= 0) & (awaited >= 0) & (work.end[awaited] <= work.start[first] + _CLOCK_SLACK_NS)
-    return StreamWaits(first[found], awaited[found])
+    is_wait = (first >= 0) & (awaited >= 0) & (work.end[awaited] <= work.start[first] + _CLOCK_SLACK_NS)
+    return StreamWaits(first[is_wait], awaited[is_wait])
 
 
 def _stream_rows(work: Work, process: Array, device: Array, stream_id: Array) -> Array:
@@ -192,13 +192,13 @@ def _ended_last(work: Work, process: Array, launched_by: Array, ended_by: Array)
     """Per process and pair of moments: of the work launched until the first, what ended last until the second."""
     ends = Timeline(np.arange(len(work.process)), work.process, work.end)
     place = ends.place(process, ended_by)
-    found = np.full(len(process), MISSING)
+    last = np.full(len(process), MISSING)
     open_waits = np.flatnonzero(place >= 0)
     for _ in range(_MAX_LATER_LAUNCHES):
         candidate, owner = ends.at(place[open_waits])
         fits = (owner == process[open_waits]) & (work.launch[candidate] <= launched_by[open_waits])
-        found[open_waits[fits]] = candidate[fits]
+        last[open_waits[fits]] = candidate[fits]
         open_waits = open_waits[~fits & (owner == process[open_waits])]
         place[open_waits] -= 1
         open_waits = open_waits[place[open_waits] >= 0]
-    return found
+    return last

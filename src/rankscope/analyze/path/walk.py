@@ -44,13 +44,13 @@ def windows(job: Job, chosen: Array, step: int | None = None) -> list[Window]:
     rows = rows[np.argsort(start[rows], kind="stable")]
     reached = np.maximum.accumulate(end[rows])
     firsts = np.flatnonzero(np.concatenate(([True], start[rows][1:] > reached[:-1])))[: len(rows)]
-    found = []
+    ends = []
     for first, after in zip(firsts, np.append(firsts[1:], len(rows)), strict=False):
         mask = np.zeros(len(chosen), bool)
         mask[rows[first:after]] = True
         if step is None or step in job.steps.step[mask[job.steps.process]]:
-            found.append(_last_event(job, mask, step))
-    return found
+            ends.append(_last_event(job, mask, step))
+    return ends
 
 
 def _last_event(job: Job, processes: Array, step: int | None) -> Window:

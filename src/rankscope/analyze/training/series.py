@@ -51,11 +51,11 @@ def series_of(trace: Trace, wanted: Callable[[str], bool]) -> Iterator[Series]:
 
 def by_rank(trace: Trace, name: str) -> dict[int, Series]:
     """For each rank the longest series of that name; those without a rank are left out."""
-    found: dict[int, Series] = {}
+    longest: dict[int, Series] = {}
     for series in series_of(trace, name.__eq__):
-        if series.rank != MISSING and len(series) > len(found.get(series.rank, ())):
-            found[series.rank] = series
-    return found
+        if series.rank != MISSING and len(series) > len(longest.get(series.rank, ())):
+            longest[series.rank] = series
+    return longest
 
 
 def blocks(values: Array, n_blocks: int, measure: Callable[[Array], float]) -> Array:

@@ -113,19 +113,19 @@ def _questions_of_all(n_processes: int) -> list[Question]:
     def every(variant: int, otherwise: Array) -> Array:
         return np.where(is_process, variant, otherwise)
 
-    found = [
+    questions = [
         Question("replayed", "as recorded", recorded, recorded),
         Question("all", "everything like its peers", ideal, recorded),
         Question("ranks", "no rank slower than its peers", every(LIKE_PEERS, recorded), every(LIKE_STAGES, ideal)),
         Question("type", "host", every(ONLY_HOST, recorded), every(BUT_HOST, ideal)),
     ]
     for code, name in enumerate(OP_TYPES):
-        found.append(Question("type", name, every(only_type(code), recorded), every(but_type(code), ideal)))
+        questions.append(Question("type", name, every(only_type(code), recorded), every(but_type(code), ideal)))
     for place, name in ((n_processes, "collectives"), (n_processes + 1, "transfers")):
         fixed, kept = recorded.copy(), ideal.copy()
         fixed[place], kept[place] = LIKE_ALL, RECORDED
-        found.append(Question("type", name, fixed, kept))
-    return found
+        questions.append(Question("type", name, fixed, kept))
+    return questions
 
 
 def _questions_of_stages(stage: Array) -> list[Question]:
@@ -136,16 +136,16 @@ def _questions_of_stages(stage: Array) -> list[Question]:
     places = np.append(stage, (MISSING, MISSING))
     recorded, ideal = np.full(len(places), RECORDED), np.full(len(places), LIKE_ALL)
     balanced = np.where(places >= 0, BALANCED, RECORDED)
-    found = [
+    questions = [
         Question("balance", "the work of all stages divided evenly", balanced, np.where(places >= 0, LIKE_PEERS, ideal))
     ]
     for number in numbers:
         mine = places == number
         fixed, kept = np.where(mine, LIKE_STAGES, recorded), np.where(mine, LIKE_PEERS, ideal)
-        found.append(Question("stage", f"stage {number}", fixed, kept, stage=number))
-    last = found[-1]
-    found.append(last._replace(kind="last-stage", what=f"the last stage ({numbers[-1]})"))
-    return found
+        questions.append(Question("stage", f"stage {number}", fixed, kept, stage=number))
+    last = questions[-1]
+    questions.append(last._replace(kind="last-stage", what=f"the last stage ({numbers[-1]})"))
+    return questions
 
 
 def _questions_of_ranks(rank: Array, excess_ns: Array) -> list[Question]:

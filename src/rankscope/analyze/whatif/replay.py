@@ -80,9 +80,9 @@ def _levels(graph: Graph, depth: Array) -> list[_Level]:
     is_first = np.concatenate(([True], target[1:] != target[:-1]))[: len(order)]
     level = depth[target]
     bounds = np.flatnonzero(np.concatenate(([True], level[1:] != level[:-1], [True])))
-    found = []
+    levels = []
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         firsts = np.flatnonzero(is_first[low:high])
         edges = order[low:high, None]
-        found.append(_Level(edges, source[low:high], owner[low:high], firsts, target[low:high][firsts]))
-    return found
+        levels.append(_Level(edges, source[low:high], owner[low:high], firsts, target[low:high][firsts]))
+    return levels

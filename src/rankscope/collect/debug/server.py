@@ -169,6 +169,6 @@ def _answer(name: str, response: Any) -> None:
         response.set_content(b"this collector has ended", "text/plain")
         response.set_status(404)
         return
-    told, kind = content()  # what it raises torch answers with status 500
-    response.set_content(told, kind)
+    body, kind = content()  # what it raises torch answers with status 500
+    response.set_content(body, kind)
     response.set_status(200)

@@ -68,11 +68,11 @@ def stop_worker_server(server: Any) -> bool:
 @contextmanager
 def _sockets_of(port: int) -> Iterator[list[socket.socket]]:
     """All sockets of this process that are bound to the port: the one that listens, and one for each request."""
-    found = [each for each in _own_sockets() if _port(each) == port]
+    sockets = [each for each in _own_sockets() if _port(each) == port]
     try:
-        yield found
+        yield sockets
     finally:
-        for each in found:
+        for each in sockets:
             each.close()
 
 

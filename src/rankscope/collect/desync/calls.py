@@ -338,9 +338,9 @@ def _shapes(value: Any) -> tuple[tuple[Shape, ...], bool]:
 def stack_above(depth: int) -> Frames:
     """Where the call comes from. Lines are looked up on demand: that takes longer than the rest."""
     frame: FrameType | None = _getframe(depth).f_back
-    found: list[CodeType | int] = []
-    while frame is not None and len(found) < 2 * _MAX_FRAMES:
-        found.append(frame.f_code)
-        found.append(frame.f_lasti)
+    frames: list[CodeType | int] = []
+    while frame is not None and len(frames) < 2 * _MAX_FRAMES:
+        frames.append(frame.f_code)
+        frames.append(frame.f_lasti)
         frame = frame.f_back
-    return tuple(found)
+    return tuple(frames)

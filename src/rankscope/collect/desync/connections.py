@@ -49,8 +49,8 @@ class Connections:
 
     def _watch(self, store: Any) -> None:
         """torch has no way to ask whether the other end is still there, and logs a long warning on every attempt."""
-        found = _DESCRIPTOR.search(repr(_innermost(store)))
-        descriptor = int(found[1]) if found else -1
+        match = _DESCRIPTOR.search(repr(_innermost(store)))
+        descriptor = int(match[1]) if match else -1
         if descriptor >= 0 and descriptor not in self._lines:
             self._lines[descriptor] = socket.socket(fileno=os.dup(descriptor))
 

@@ -136,25 +136,25 @@ def op_name(call: Call) -> str:
 
 def frames(stack: Frames) -> list[dict[str, Any]]:
     """Innermost first. torch's own frames at the inner end are left out: they repeat what the entry says."""
-    found: list[dict[str, Any]] = [
+    entries: list[dict[str, Any]] = [
         {"name": code.co_name, "filename": code.co_filename, "line": _line(code, offset)}
         for code, offset in zip(stack[::2], stack[1::2], strict=True)
         if isinstance(code, CodeType) and isinstance(offset, int)
     ]
     foreign = (_torch_folder(), _OWN_FOLDER)
-    first = next((index for index, frame in enumerate(found) if not frame["filename"].startswith(foreign)), 0)
-    return found[first:]
+    first = next((index for index, frame in enumerate(entries) if not frame["filename"].startswith(foreign)), 0)
+    return entries[first:]
 
 
 def main_thread_frames() -> list[dict[str, Any]]:
     """Where the main thread is now, innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     while frame is not None:
         code = frame.f_code
-        found.append({"name": code.co_name, "filename": code.co_filename, "line": frame.f_lineno or 0})
+        entries.append({"name": code.co_name, "filename": code.co_filename, "line": frame.f_lineno or 0})
         frame = frame.f_back
-    return found
+    return entries
 
 
 def native_frames(captured: Any) -> list[dict[str, Any]]:
@@ -165,8 +165,8 @@ def native_frames(captured: Any) -> list[dict[str, Any]]:
     """
     from torch._C._profiler import symbolize_tracebacks
 
-    found: list[dict[str, Any]] = symbolize_tracebacks([captured])[0]
-    return [frame for frame in found if "::" in frame["name"] and not frame["name"].startswith(_CAPTURING)]
+    entries: list[dict[str, Any]] = symbolize_tracebacks([captured])[0]
+    return [frame for frame in entries if "::" in frame["name"] and not frame["name"].startswith(_CAPTURING)]
 
 
 def combined_frames() -> list[dict[str, Any]]:
@@ -177,12 +177,12 @@ def combined_frames() -> list[dict[str, Any]]:
 
     captured = gather_traceback(python=True, script=True, cpp=True)
     with inductor_left_out():
-        found: list[dict[str, Any]] = symbolize_tracebacks([captured])[0]
-    return found
+        entries: list[dict[str, Any]] = symbolize_tracebacks([captured])[0]
+    return entries
 
 
-def stack_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"#{index} {frame['name']} from {frame['filename']}:{frame['line']}" for index, frame in enumerate(found)]
+def stack_lines(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"#{index} {frame['name']} from {frame['filename']}:{frame['line']}" for index, frame in enumerate(entries)]
 
 
 def _status(group: Group) -> dict[str, int]:

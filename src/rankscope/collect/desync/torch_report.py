@@ -70,8 +70,8 @@ def snapshot_text(members: Sequence[MemberState]) -> str:
 def torch_report(members: Sequence[MemberState], missing: Sequence[int], own_rank: int) -> str:
     """All of it. `own_rank` timed out; below 0 nobody did, and the first line is left out."""
     members = sorted(members)
-    told = timeout_text(own_rank, members) if own_rank >= 0 else ""
+    beginning = timeout_text(own_rank, members) if own_rank >= 0 else ""
     if missing:
-        return told + missing_text(missing)
+        return beginning + missing_text(missing)
     parts: tuple[Callable[[Sequence[MemberState]], str], ...] = (lagging_text, snapshot_text)
-    return told + "".join(part(members) for part in parts) if members else told
+    return beginning + "".join(part(members) for part in parts) if members else beginning

@@ -111,14 +111,14 @@ class Tracker(Part):
         self._failures_told = waiting
         if self._writer is not None:
             self._writer.hurry()
-        told = hang_report(self._calls, self._connections, self._speaker, reason)
-        self._keep(told.text)
+        report = hang_report(self._calls, self._connections, self._speaker, reason)
+        self._keep(report.text)
         is_hanging = _STALLED in reason or is_timeout(reason)
-        if is_hanging and told.is_first and self._calls.waiting():
-            tell(told.text)
+        if is_hanging and report.is_first and self._calls.waiting():
+            tell(report.text)
         self._told.set()
         captured, self._captured = self._captured, None
-        stack = failed_stack(captured, self.run.rank) if captured is not None and told.is_first else ""
+        stack = failed_stack(captured, self.run.rank) if captured is not None and report.is_first else ""
         if stack:
             self._keep(stack)
 

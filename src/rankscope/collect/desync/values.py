@@ -57,8 +57,8 @@ def detail_key(group: str, rank: int) -> str:
 
 def parse_key(key: str) -> StateKey | None:
     """None for other keys: a store has much else."""
-    found = _KEY.fullmatch(key)
-    return StateKey(found["prefix"], found["group"], int(found["rank"]), found["kind"]) if found else None  # type: ignore[arg-type]
+    match = _KEY.fullmatch(key)
+    return StateKey(match["prefix"], match["group"], int(match["rank"]), match["kind"]) if match else None  # type: ignore[arg-type]
 
 
 def op_type(profiling_name: str) -> str:

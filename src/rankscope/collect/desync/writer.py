@@ -109,8 +109,8 @@ class Writer:
 
     def _is_worth_telling(self, group: Group, state: tuple[int, bool, int], now: float) -> bool:
         """Details are written once for each state, and again now and then: the main thread may have moved on."""
-        told = self._detailed.get(group.local_id)
-        return told is None or told.state != state or now - told.since >= _TELL_AGAIN_SECONDS
+        last = self._detailed.get(group.local_id)
+        return last is None or last.state != state or now - last.since >= _TELL_AGAIN_SECONDS
 
     def _may_know_more(self, group: Group, now: float) -> bool:
         """Whether torch's recorder may have seen what the hooks did not."""

@@ -60,21 +60,21 @@ def with_native(printed: str, print_again: Callable[[], str]) -> str:
     """
     before = _stacks(printed)
     threads = _native_ids()
-    found = native_stacks([threads[ident] for ident in before if ident in threads][:_MAX_THREADS], _SECONDS)
+    native_of = native_stacks([threads[ident] for ident in before if ident in threads][:_MAX_THREADS], _SECONDS)
     after = _stacks(print_again())
     kept = []
     for ident, stack in before.items():
-        native = found.get(threads.get(ident, -1))
+        native = native_of.get(threads.get(ident, -1))
         kept.append(_mixed(stack, native) if native and after.get(ident) == stack else stack)
     return "\n".join(kept)
 
 
 def _stacks(printed: str) -> dict[int, str]:
-    found = {}
+    stacks = {}
     for stack in printed.split("\n\n"):
         if header := _IDENT.match(stack):
-            found[int(header["ident"], 16)] = stack.rstrip("\n") + "\n"
-    return found
+            stacks[int(header["ident"], 16)] = stack.rstrip("\n") + "\n"
+    return stacks
 
 
 def _native_ids() -> Mapping[int | None, int]:
@@ -106,6 +106,6 @@ def _mixed(stack: str, native: Sequence[NativeFrame]) -> str:
         return stack
     frames = [(frame.function, frame.file, "0") for frame in native[:first]]
     python = filter(None, map(_FRAME.match, lines))
-    frames += [(found["function"], found["file"], found["line"].replace("?", "") or "0") for found in python]
+    frames += [(match["function"], match["file"], match["line"].replace("?", "") or "0") for match in python]
     text = "".join(f"#{at} {function} from {file}:{line}\n" for at, (function, file, line) in enumerate(frames))
     return f"{header}\n{text}"

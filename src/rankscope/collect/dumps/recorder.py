@@ -111,9 +111,9 @@ class Recorder(Part):
 
 def count_calls() -> Counts | None:
     """How far the job has come, for some 30 microseconds. None if this torch does not report it."""
-    told = [status for name in _dumpers() if (status := _status(name)) is not None]
-    groups = [group for status in told for group in status.values()]
-    if not told:
+    statuses = [status for name in _dumpers() if (status := _status(name)) is not None]
+    groups = [group for status in statuses for group in status.values()]
+    if not statuses:
         return None
     return Counts(
         sum(max(0, int(group.get("last_enqueued_collective", 0))) for group in groups),
@@ -142,8 +142,8 @@ def _status(name: str) -> dict[str, dict[str, str]] | None:
 
 def _n_open() -> int:
     """Calls that are not recorded as ended. Calls that end out of order leave the counters behind."""
-    told = [dump_json for name in _dumpers() if (dump_json := _json_dumper(name)) is not None]
-    entries = [entry for dump_json in told for entry in json.loads(dump_json(True, False)).get("entries", ())]
+    dumpers = [dump_json for name in _dumpers() if (dump_json := _json_dumper(name)) is not None]
+    entries = [entry for dump_json in dumpers for entry in json.loads(dump_json(True, False)).get("entries", ())]
     return sum(not entry.get("retired", True) and entry.get("state") != "completed" for entry in entries)
 
 

@@ -73,13 +73,13 @@ class Stacks(Part):
 
     def dump(self, reason: str) -> None:
         printed = self._printer.take() if self._printer is not None else ""
-        told = list(_by_reason(printed))
-        if reason != EXIT and (reason != ON_REQUEST or not told):
-            told.append((reason, self._now()))
-        if not told:
+        sections = list(_by_reason(printed))
+        if reason != EXIT and (reason != ON_REQUEST or not sections):
+            sections.append((reason, self._now()))
+        if not sections:
             return
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for why, stacks in told:
+        for why, stacks in sections:
             header = section_header(self.run.rank, os.getpid(), time.time(), why)
             self._sections.append(f"{header}\n{_tidied(stacks, names)}\n")
         self._publish()

@@ -158,13 +158,13 @@ def _has_ended(folder: Path) -> bool:
 
 def _options(command: Sequence[str]) -> dict[str, str]:
     """torchrun's options that distinguish several nodes from one, as --name value or --name=value."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for position, word in enumerate(command):
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
         if word.startswith("--") and name in _RENDEZVOUS_OPTIONS:
-            found.setdefault(name, value if equals else "".join(command[position + 1 : position + 2]))
-    return found
+            options.setdefault(name, value if equals else "".join(command[position + 1 : position + 2]))
+    return options
 
 
 def _is_several(n_nodes: str) -> bool:

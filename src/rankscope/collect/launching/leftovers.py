@@ -92,8 +92,8 @@ def _completed(place: Path, part: Part) -> Part:
     stacks.publish_left_behind(place, rank)
     known = {record["file"] for record in part["got"]}
     names = [(what, template.format(rank=rank)) for template, what in _FILES.items()]
-    found = {name: {"what": what, "file": name, "n_bytes": n} for what, name in names if (n := _size(place / name))}
-    got = [*part["got"], *(record for name, record in found.items() if name not in known)]
+    records = {name: {"what": what, "file": name, "n_bytes": n} for what, name in names if (n := _size(place / name))}
+    got = [*part["got"], *(record for name, record in records.items() if name not in known)]
     return {**part, "got": got, "problems": problems, "ended_ns": part["ended_ns"] or time.time_ns()}
 
 

@@ -91,15 +91,15 @@ def ask_torch(python: str, asked: Sequence[str] = (), environment: Mapping[str, 
 
 
 def _parsed(answer: str) -> LogNames:
-    told = json.loads(answer)
+    names = json.loads(answer)
     loggers = [
-        LogName(name, "log", f"messages of {', '.join(modules)}") for name, modules in sorted(told["loggers"].items())
+        LogName(name, "log", f"messages of {', '.join(modules)}") for name, modules in sorted(names["loggers"].items())
     ]
-    if "torch" in told["loggers"]:  # which torch takes under both names
+    if "torch" in names["loggers"]:  # which torch takes under both names
         loggers.insert(0, LogName("all", "log", "messages of all components"))
     guide = {name: f" (also called {other})" for other, name in GUIDE_NAMES.items()}
     artifacts = [
         LogName(name, "artifact", (" ".join(text.split()) or "no description") + guide.get(name, ""))
-        for name, text in sorted(told["artifacts"].items())
+        for name, text in sorted(names["artifacts"].items())
     ]
-    return LogNames(told["torch"], (*loggers, *artifacts), frozenset(told["modules"]))
+    return LogNames(names["torch"], (*loggers, *artifacts), frozenset(names["modules"]))

@@ -179,10 +179,10 @@ def _guarded(settings: Settings, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except Exception:
-        told = traceback.format_exc()
+        problem = traceback.format_exc()
         with contextlib.suppress(OSError):  # the folder is gone or full: the launcher will see that nothing is there
             note = Path(settings.folder) / FAILURE.format(pid=os.getpid())
-            note.write_text(told, encoding="utf-8", errors="backslashreplace")
+            note.write_text(problem, encoding="utf-8", errors="backslashreplace")
         return None
 
 

@@ -58,9 +58,9 @@ class Learning:
     def arrived(self) -> Iterator[tuple[str, int, float]]:
         """Name, step and value of what devices have reported meanwhile: in the step that it is of, or later."""
         for name, scalar in self._fetched.items():
-            found = scalar.ready()
-            if found is not None:
-                yield (name, *found)
+            reading = scalar.ready()
+            if reading is not None:
+                yield (name, *reading)
 
     def _note(self, name: str, value: Any) -> None:
         with sys.modules["torch"]._C.DisableTorchFunction():  # a mode of the job's own must not see what we look at

@@ -73,9 +73,9 @@ class Machine:
     def _rdma(self) -> Iterator[tuple[str, int]]:
         """What InfiniBand and the like move past the kernel."""
         for name, counter in (("rdma_received", "port_rcv_data"), ("rdma_sent", "port_xmit_data")):
-            found = [_text(path) for path in self._sys.glob(f"class/infiniband/*/ports/*/counters/{counter}")]
-            if found:
-                yield name, _RDMA_WORD * sum(int(text) for text in found if text.strip().isdecimal())
+            texts = [_text(path) for path in self._sys.glob(f"class/infiniband/*/ports/*/counters/{counter}")]
+            if texts:
+                yield name, _RDMA_WORD * sum(int(text) for text in texts if text.strip().isdecimal())
 
 
 def _available(proc: Path, system: Path) -> int | None:

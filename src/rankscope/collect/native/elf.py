@@ -63,8 +63,8 @@ class FileBytes:
 
     def text(self, start: int, n_most: int) -> str | None:
         """Up to the next zero byte; None where that is too far."""
-        found, zero, _ = self.small(start, n_most).partition(b"\0")
-        return found.decode("utf-8", "replace") if zero else None
+        content, zero, _ = self.small(start, n_most).partition(b"\0")
+        return content.decode("utf-8", "replace") if zero else None
 
 
 class ElfFile:
@@ -116,13 +116,13 @@ class ElfFile:
     def function_names(self, addresses: Iterable[int], deadline: float) -> dict[int, str]:
         """Names as the linker knows them, of those addresses that are within a function."""
         wanted = sorted(set(addresses))
-        found: dict[int, tuple[int, int]] = {}  # address -> (start of the function, place of its name)
+        starts: dict[int, tuple[int, int]] = {}  # address -> (start of the function, place of its name)
         for kind in (_SYMTAB, _DYNSYM):  # the first one has the functions of the file alone, too
             for symbols, names in self._tables_of(kind):
-                self._look_up(wanted, symbols, names, found, deadline)
-            if len(found) == len(wanted):
+                self._look_up(wanted, symbols, names, starts, deadline)
+            if len(starts) == len(wanted):
                 break
-        named = ((address, self.data.text(place, _MAX_NAME)) for address, (_, place) in found.items())
+        named = ((address, self.data.text(place, _MAX_NAME)) for address, (_, place) in starts.items())
         return {address: name for address, name in named if name}
 
     def _look_up(
@@ -130,7 +130,7 @@ class ElfFile:
         wanted: list[int],
         symbols: Segment,
         names: Segment,
-        found: dict[int, tuple[int, int]],
+        starts: dict[int, tuple[int, int]],
         deadline: float,
     ) -> None:
         place, end = symbols.offset, symbols.offset + symbols.size // _SYMBOL.size * _SYMBOL.size
@@ -144,8 +144,8 @@ class ElfFile:
                 if not size or value > last or not section or info & 15 != _FUNCTION:
                     continue
                 for address in wanted:
-                    if value <= address < value + size and value >= found.get(address, (0, 0))[0]:
-                        found[address] = (value, names.offset + name)
+                    if value <= address < value + size and value >= starts.get(address, (0, 0))[0]:
+                        starts[address] = (value, names.offset + name)
 
     def _tables_of(self, kind: int) -> Iterable[tuple[Segment, Segment]]:
         start, size, count = self._table_of_sections()

@@ -123,7 +123,7 @@ class _Memory:
         for place in places:
             by_path.setdefault(place.path, []).append(place.address)
         demangle = _demangler()
-        found: dict[_Place, str] = {}
+        shown: dict[_Place, str] = {}
         for path, addresses in sorted(by_path.items(), key=lambda item: len(item[1])):
             file = self._file(path)
             if file is None or time.monotonic() > deadline:
@@ -132,8 +132,8 @@ class _Memory:
                 names = file.function_names(addresses, deadline)
             except (OSError, ValueError):  # without names then
                 continue
-            found.update((_Place(path, address), demangle(name)[:_MAX_SHOWN_NAME]) for address, name in names.items())
-        return found
+            shown.update((_Place(path, address), demangle(name)[:_MAX_SHOWN_NAME]) for address, name in names.items())
+        return shown
 
 
 class _Demangler:
@@ -153,13 +153,13 @@ class _Demangler:
     def __call__(self, name: str) -> str:
         if self._function is None or self._free is None or not name.startswith("_Z"):
             return name
-        told = self._function(name.encode(), None, None, None)
-        if not told:
+        demangled = self._function(name.encode(), None, None, None)
+        if not demangled:
             return name
         try:
-            return ctypes.string_at(told).decode("utf-8", "replace")
+            return ctypes.string_at(demangled).decode("utf-8", "replace")
         finally:
-            self._free(told)
+            self._free(demangled)
 
 
 @functools.cache

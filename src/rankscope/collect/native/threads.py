@@ -47,8 +47,8 @@ def read_mappings() -> list[Mapping]:
     mappings = []
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         for line, _ in zip(file, range(_MAX_MAPPINGS), strict=False):
-            if found := _MAPPING.match(line):
-                start, end, rights, offset, path = found.groups()
+            if match := _MAPPING.match(line):
+                start, end, rights, offset, path = match.groups()
                 mappings.append(Mapping(int(start, 16), int(end, 16), "x" in rights, int(offset, 16), path))
     return mappings
 

@@ -111,11 +111,11 @@ class _Reader:
         return self.place + n_bytes
 
     def text(self) -> str:
-        found = self._file.data.text(self.place, 16)
-        if found is None:
+        value = self._file.data.text(self.place, 16)
+        if value is None:
             raise ValueError("a name without an end")
-        self.place += len(found) + 1
-        return found
+        self.place += len(value) + 1
+        return value
 
     def unsigned(self) -> int:
         value, shift = 0, 0

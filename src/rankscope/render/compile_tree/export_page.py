@@ -81,7 +81,7 @@ def _paths(export: Export) -> tuple[dict[str, Row], dict[str, Problem]]:
     with_page = [problem for problem in export.problems if problem.title in _WITH_PAGE]
     entries: list[tuple[Row, Problem | None]] = [(row, None) for row in export.programs]
     entries += [(problem.row, problem) for problem in with_page]
-    order = {file_id: place for place, file_id in enumerate(dict.fromkeys(row["file_id"] for row, _ in entries))}
+    order = {file_id: index for index, file_id in enumerate(dict.fromkeys(row["file_id"] for row, _ in entries))}
     entries.sort(key=lambda entry: (order[entry[0]["file_id"]], entry[0]["record"]))
     programs: dict[str, Row] = {}
     pages: dict[str, Problem] = {}
@@ -109,13 +109,13 @@ def _verdict(export: Export, is_cut: bool) -> Iterator[Html]:
     yield markup("<h1>Draft Export Report</h1>")
     n_problems = len(export.problems)
     if n_problems:
-        found = f"{count_noun(n_problems, 'problem')} found"
+        headline = f"{count_noun(n_problems, 'problem')} found"
         effect = (
             "the exported program may be wrong for inputs other than the one it was exported with"
             if export.programs
             else "the log has no exported program"
         )
-        yield markup("<p><b>{}</b>: {}.</p>", found, effect)
+        yield markup("<p><b>{}</b>: {}.</p>", headline, effect)
     elif not export.is_recorded:
         yield markup("<p>The log has no record of an export. {}</p>", _HOW_TO_RECORD)
     elif is_cut or export.n_unreadable:

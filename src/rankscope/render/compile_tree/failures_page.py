@@ -74,9 +74,9 @@ def _failures(made: Row, errors: list[Row]) -> Iterator[_Trouble]:
     if not made["fail_type"]:
         return
     place = _place(made["fail_file"], made["fail_line"], "")
-    told = [row for row in errors if row["file"]]
-    if not place and told:
-        place = _place(told[-1]["file"], told[-1]["line"], told[-1]["function"])
+    located = [row for row in errors if row["file"]]
+    if not place and located:
+        place = _place(located[-1]["file"], located[-1]["line"], located[-1]["function"])
     yield _Trouble("failure", f"{made['fail_type']}: {made['fail_reason']}".rstrip(": "), place)
 
 

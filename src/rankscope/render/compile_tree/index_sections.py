@@ -181,16 +181,16 @@ def _chain(
     if compiled:
         where = markup('<b>{}</b> <span class="place">{}</span>', compiled[0].function, page.shown(compiled[0].place))
     ranks = versions[0][1][0].get("ranks", ())
-    told = f"recompiled {count_noun(len(versions), 'time')}"
-    told += f", {'up to ' if ranks else ''}{format_duration(cost)}" if cost else ""
-    told += f", {whose(ranks)}" if ranks else ""
+    summary = f"recompiled {count_noun(len(versions), 'time')}"
+    summary += f", {'up to ' if ranks else ''}{format_duration(cost)}" if cost else ""
+    summary += f", {whose(ranks)}" if ranks else ""
     rows = joined(_version(page, *version) for version in versions)
     heads = joined(markup('<th scope="col">{}</th>', head) for head in CHAIN_HEADS)
     body = markup(
         '<div class="wide"><table class="chain"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>', heads, rows
     )
     return cost, fold(
-        markup('{} <span class="faint">{}</span>', where, told), body, later=later, is_open=True, kind="item"
+        markup('{} <span class="faint">{}</span>', where, summary), body, later=later, is_open=True, kind="item"
     )
 
 

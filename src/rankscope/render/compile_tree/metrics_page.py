@@ -54,7 +54,7 @@ class MetricsPages:
     def __init__(self, trace: Trace, outputs: Sequence[Output]) -> None:
         self._trace = trace
         self._outputs = by_label(outputs)
-        self._places = {id(own): place for others in self._outputs.values() for place, own in enumerate(others)}
+        self._places = {id(own): index for others in self._outputs.values() for index, own in enumerate(others)}
         self._shown_on: dict[str, Output] = {}  # long value -> the page that has it
         self._stacks = _Lookup(trace, "compile_stacks")
         self._guards = _Lookup(trace, "guards")
@@ -88,12 +88,12 @@ class MetricsPages:
         return joined(self._recompile_reasons(key), "\n"), joined((*self._stack(key), *self._shapes(key)), "\n")
 
     def _recompile_reasons(self, key: Key) -> Iterator[Html]:
-        found = self._recompiles.rows(key)
-        if found:
+        rows = self._recompiles.rows(key)
+        if rows:
             yield markup("<h2>Why it was recompiled</h2>")
             heads = ("Compared with", "Failed guard", "Compiled for", "Called with", "Where", "Hint")
             names = ("against", "guard", "expected", "actual")
-            yield _table(heads, [(*(own[name] for name in names), _place(own), own["hint"]) for own in found])
+            yield _table(heads, [(*(own[name] for name in names), _place(own), own["hint"]) for own in rows])
 
     def _stack(self, key: Key) -> Iterator[Html]:
         frames = self._stacks.rows(key)
@@ -104,9 +104,9 @@ class MetricsPages:
 
     def _shapes(self, key: Key) -> Iterator[Html]:
         """From all attempts: what an attempt decided before a restart explains the restart."""
-        found = self._guards.rows(key)
+        guards = self._guards.rows(key)
         for kind, title in _SHAPE_TITLES.items():
-            own = [guard for guard in found if guard["kind"] == kind]
+            own = [guard for guard in guards if guard["kind"] == kind]
             if own:
                 yield markup("<h2>{}</h2>", title)
                 heads = ("Attempt", "Symbol", "Expression", "Value", "Source", "Reason", "Where")

@@ -294,21 +294,21 @@ def _is_kind(records: Table, kinds: Iterable[str]) -> Array:
 
 def _dropped_by_tlparse(log: MappedLog, records: Table) -> Callable[[Row], bool]:
     """Once a record has told its rank, tlparse drops all that tell another one or none."""
-    told = _first_rank(log, records)
-    if told is None:
+    first_rank = _first_rank(log, records)
+    if first_rank is None:
         return lambda row: False
-    first, expected = told
+    first, expected = first_rank
     return lambda row: row["record"] > first and _rank_in(log.header(row)) != expected
 
 
 def _first_rank(log: MappedLog, records: Table) -> tuple[int, int] | None:
     """Half of all records are events: these are looked at only when another record has shown that there are ranks."""
     is_event = _is_kind(records, ("chromium_event",))
-    told = _first_rank_in(log, records.take(np.flatnonzero(~is_event & ~_is_kind(records, ("", "str")))))
-    if told is None:
+    first = _first_rank_in(log, records.take(np.flatnonzero(~is_event & ~_is_kind(records, ("", "str")))))
+    if first is None:
         return None
-    earlier = records.take(np.flatnonzero(is_event & (records.array("record") < told[0])))
-    return _first_rank_in(log, earlier) or told
+    earlier = records.take(np.flatnonzero(is_event & (records.array("record") < first[0])))
+    return _first_rank_in(log, earlier) or first
 
 
 def _first_rank_in(log: MappedLog, records: Table) -> tuple[int, int] | None:
@@ -322,8 +322,8 @@ def _first_rank_in(log: MappedLog, records: Table) -> tuple[int, int] | None:
 
 def _rank_in(header: bytes) -> int | None:
     place = header.find(b'"rank":')  # much faster than a pattern where there is none
-    found = _OWN_RANK.match(header, place) if place >= 0 else None
-    return int(found.group(1)) if found else None
+    match = _OWN_RANK.match(header, place) if place >= 0 else None
+    return int(match.group(1)) if match else None
 
 
 def _url(log: MappedLog, row: Row) -> str:

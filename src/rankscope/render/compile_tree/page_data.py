@@ -88,8 +88,8 @@ class RankView:
         """File names by the number that the log gave them."""
         if file_id not in self._names:
             records = self.trace.table("compile_records")
-            told = records.text("kind").equals("str") & (records.array("file_id") == file_id)
-            pairs = [_header(self, row).get("str") for row in records.take(told.nonzero()[0]).rows()]
+            is_name = records.text("kind").equals("str") & (records.array("file_id") == file_id)
+            pairs = [_header(self, row).get("str") for row in records.take(is_name.nonzero()[0]).rows()]
             self._names[file_id] = {
                 pair[1]: str(pair[0])
                 for pair in pairs

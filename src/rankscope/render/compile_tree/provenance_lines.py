@@ -68,18 +68,18 @@ def shown_cpp(code: str) -> str:
 
 
 def _from_line_with(code: str, sign: str) -> str:
-    found = code.find(sign)
-    return code[code.rfind("\n", 0, found) + 1 :] if found >= 0 else code
+    start = code.find(sign)
+    return code[code.rfind("\n", 0, start) + 1 :] if start >= 0 else code
 
 
 class _Code:
     """Text in which names are looked up, from where calls begin. It is searched as a whole, not line by line."""
 
     def __init__(self, text: str, body: re.Pattern[str]) -> None:
-        found = body.search(text)
+        match = body.search(text)
         self.text = text
-        self.body = found.start() if found else 0
-        self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
+        self.body = match.start() if match else 0
+        self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def line_at(self, offset: int) -> int:
         return bisect_right(self._starts, offset)
@@ -94,8 +94,8 @@ class _Code:
     def lines_with(self, name: str, start: int) -> Iterator[int]:
         """The lines that hold the name, each once. mul_1 is not in mul_10."""
         line = 0
-        for found in re.compile(re.escape(name) + r"(?!\d)").finditer(self.text, start):
-            if (own := self.line_at(found.start())) != line:
+        for match in re.compile(re.escape(name) + r"(?!\d)").finditer(self.text, start):
+            if (own := self.line_at(match.start())) != line:
                 line = own
                 yield line
 
@@ -107,9 +107,9 @@ def _lines_of_kernels(kernels: Iterable[str], code: _Code, find: Finder) -> dict
     lines = {}
     for kernel in dict.fromkeys(kernels) if code.text else ():
         handle = _HANDLE.fullmatch(kernel)
-        found = find(code, kernel, handle.group(1) if handle else kernel)
-        if found:
-            lines[kernel] = found
+        numbers = find(code, kernel, handle.group(1) if handle else kernel)
+        if numbers:
+            lines[kernel] = numbers
     return lines
 
 

@@ -94,11 +94,11 @@ def _lines(
 
 def _writer(origin: bytes) -> bytes:
     """The process and the line of torch that logged the record."""
-    found = _WRITER.fullmatch(origin)
-    if found is None:
+    match = _WRITER.fullmatch(origin)
+    if match is None:
         return b""
-    path = msgspec.json.encode(found["pathname"].decode("utf-8", "replace"))
-    return b', "thread": %d, "pathname": %s, "lineno": %d' % (int(found["thread"]), path, int(found["lineno"]))
+    path = msgspec.json.encode(match["pathname"].decode("utf-8", "replace"))
+    return b', "thread": %d, "pathname": %s, "lineno": %d' % (int(match["thread"]), path, int(match["lineno"]))
 
 
 def _merged(header: bytes, added: bytes) -> bytes:

@@ -124,8 +124,8 @@ def _policy(folder: Path, names: list[str], style: str, script: str) -> bytes:
     for name in names:
         if name.endswith(".html"):
             with open(folder / name, "rb") as file:
-                found = _POLICY.search(file.read(4096))
-            for directive in found.group(2).split(b";") if found else ():
+                match = _POLICY.search(file.read(4096))
+            for directive in match.group(2).split(b";") if match else ():
                 kind, _, sources = directive.strip().partition(b" ")
                 if kind in (b"style-src", b"script-src"):
                     (styles if kind == b"style-src" else scripts).update(_HASH.findall(sources))

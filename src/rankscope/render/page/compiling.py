@@ -146,26 +146,26 @@ class _Compiling:
 
     def anchors(self) -> dict[Place, str]:
         """The compilation behind a line or a function: by its breaks, its guards, then the frame itself."""
-        found: dict[Place, str] = {}
+        anchors: dict[Place, str] = {}
         for name in ("graph_breaks", "recompiles"):
             for entry in self.view.rows(name):
                 compilation = self.page.known.get((entry["file_id"], entry["compile_id"]))
                 if compilation and entry["file"]:
-                    found.setdefault((entry["file"], entry["line"]), compilation.anchor)
+                    anchors.setdefault((entry["file"], entry["line"]), compilation.anchor)
         for each in sorted(self.page.compilations, key=lambda each: not each.fail):
             file, _, line = each.place.rpartition(":")
             if file:
-                found.setdefault((file, int(line)), each.anchor)
-                found.setdefault((file, each.function), each.anchor)
-        return found
+                anchors.setdefault((file, int(line)), each.anchor)
+                anchors.setdefault((file, each.function), each.anchor)
+        return anchors
 
     def _head(self) -> Html:
-        told = totals_tiles(self.totals)
+        totals = totals_tiles(self.totals)
         if not self.job.is_traced:  # neither times nor caches
-            told = [told[0], *told[2:4]]
+            totals = [totals[0], *totals[2:4]]
         tiles = joined(
             markup("<div><dt>{}</dt><dd>{} <small>{}</small></dd></div>", noun, number, detail)
-            for number, noun, detail in told
+            for number, noun, detail in totals
         )
         return markup('<p class="kicker">{}</p><dl class="tiles">{}</dl>', joined(self._known(), " · "), tiles)
 

@@ -154,8 +154,8 @@ def _looked_up(numbers: dict[int, int], values: Array) -> Array:
     if not len(known):
         return np.full(len(values), -1)
     places = np.minimum(np.searchsorted(known, values), len(known) - 1)
-    found = np.array([numbers[own] for own in known.tolist()], np.int64)[places]
-    return np.where(known[places] == values, found, -1)
+    looked_up = np.array([numbers[own] for own in known.tolist()], np.int64)[places]
+    return np.where(known[places] == values, looked_up, -1)
 
 
 def rank_totals(job: Job) -> list[RankTotals]:

@@ -125,7 +125,7 @@ def _block(map_: HeatMap, low: float, high: float) -> Block:
 def _rank_axis(map_: HeatMap, height: int) -> Html:
     """Round numbers, and the ranks that findings name; those win where both would be in one place."""
     n_ranks = len(map_.ranks)
-    at = {int(rank): (place + 0.5) / n_ranks * height for place, rank in enumerate(map_.ranks.tolist())}
+    at = {int(rank): (index + 0.5) / n_ranks * height for index, rank in enumerate(map_.ranks.tolist())}
     taken: list[float] = []
     drawn = []
     flagged = [rank for rank in map_.flags if rank in at]

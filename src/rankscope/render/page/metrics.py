@@ -145,11 +145,11 @@ def _few(series: Series) -> _Drawn:
     drawn = [
         # Ranks tell some numbers now and then, each at steps of its own. What is no number does interrupt a line.
         Line(
-            rank_label(rank), series.high[place], f"s{place}", series.low[place] if joined else None, not series.broken
+            rank_label(rank), series.high[index], f"s{index}", series.low[index] if joined else None, not series.broken
         )
-        for place, rank in enumerate(series.ranks.tolist())
+        for index, rank in enumerate(series.ranks.tolist())
     ]
-    legend = [Key(f"key s{place}", text(line.label)) for place, line in enumerate(drawn)] if len(drawn) > 1 else []
+    legend = [Key(f"key s{index}", text(line.label)) for index, line in enumerate(drawn)] if len(drawn) > 1 else []
     return _Drawn(drawn, (), legend)
 
 
@@ -195,16 +195,16 @@ def _titles(series: Series, drawn: _Drawn, unit: Unit) -> list[str]:
     titles = []
     last = [*(series.steps[1:] - 1).tolist(), series.last_step]
     noun = "step" if series.has_steps else "value"
-    for place, (first, end) in enumerate(zip(series.steps.tolist(), last, strict=True)):
+    for index, (first, end) in enumerate(zip(series.steps.tolist(), last, strict=True)):
         lines = [f"{noun} {first:,}" if series.n_joined == 1 else f"{noun}s {first:,} to {end:,}"]
         for line in drawn.lines:
-            value = line.values[place]
+            value = line.values[index]
             if np.isfinite(value):
-                low = line.lows[place] if line.lows is not None else value
+                low = line.lows[index] if line.lows is not None else value
                 lines.append(f"{line.label}: " + (f"{unit.text(low)} to " if low < value else "") + unit.text(value))
         if drawn.bands:
             lines.append(
-                f"all ranks: {unit.text(drawn.bands[0].low[place])} to {unit.text(drawn.bands[0].high[place])}"
+                f"all ranks: {unit.text(drawn.bands[0].low[index])} to {unit.text(drawn.bands[0].high[index])}"
             )
         titles.append("\n".join(lines))
     return titles

@@ -106,18 +106,18 @@ def _line_chart(grid: _Grid, values: Array, unit: Unit, marks: Marks) -> tuple[H
     highest = np.maximum.reduceat(filled, starts, axis=1)
     highest[np.isinf(highest)] = np.nan
     steps = grid.steps[starts]
-    titles = [_title(steps, place, merged, grid.ranks, highest, unit) for place in range(len(steps))]
+    titles = [_title(steps, index, merged, grid.ranks, highest, unit) for index in range(len(steps))]
     flags = [
         Flag(step, code, f"{code} names step {step}", anchor)
         for step in steps.tolist()
         for code, anchor in marks.of_step.get(step, ())
     ]
     drawn = [
-        Line(f"rank {rank}", own, f"s{place}")
-        for place, (rank, own) in enumerate(zip(grid.ranks, highest, strict=True))
+        Line(f"rank {rank}", own, f"s{index}")
+        for index, (rank, own) in enumerate(zip(grid.ranks, highest, strict=True))
     ]
     legend = (
-        [Key(f"key s{place}", marks.label(rank)) for place, rank in enumerate(grid.ranks.tolist())]
+        [Key(f"key s{index}", marks.label(rank)) for index, rank in enumerate(grid.ranks.tolist())]
         if len(drawn) > 1
         else []
     )

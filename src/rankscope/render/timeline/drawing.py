@@ -126,16 +126,16 @@ def _mend_times(trace: Trace, axis: Axis, counts: Counter[str]) -> None:
 
 def _set_lanes(trace: Trace, counts: Counter[str]) -> None:
     place = f"dense_rank() OVER (ORDER BY {', '.join(_PLACE)})"
-    found = trace.sql(
+    rows = trace.sql(
         f"SELECT rowid AS number, {place} AS place, start_ns, start_ns + duration_ns AS end_ns FROM timeline_spans "
         f"WHERE NOT is_instant ORDER BY place, {_ORDER}"
     ).columns()
-    lanes = lanes_of(found["place"], found["start_ns"], found["end_ns"])
+    lanes = lanes_of(rows["place"], rows["start_ns"], rows["end_ns"])
     moved = np.flatnonzero(lanes)
     if len(moved):
         trace.sql(
             "UPDATE timeline_spans AS s SET lane = m.lane FROM moved AS m WHERE s.rowid = m.number",
-            moved={"number": found["number"][moved], "lane": lanes[moved]},
+            moved={"number": rows["number"][moved], "lane": lanes[moved]},
         )
         [(n_rows,)] = trace.sql(f"DELETE FROM timeline_spans WHERE lane = {MAX_LANES}").rows()
         counts["crowded"] += n_rows

@@ -88,7 +88,7 @@ def finding_events(
 
 
 def _about(finding: Finding) -> dict[str, Any]:
-    told = {
+    facts = {
         "code": finding.code,
         "rule": finding.rule,
         "certainty": finding.certainty,
@@ -98,7 +98,7 @@ def _about(finding: Finding) -> dict[str, Any]:
         "peer_location": _place(finding.peer_location),
         "help": finding.help,
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in facts.items() if value}
 
 
 def _place(place: Location | None) -> str:

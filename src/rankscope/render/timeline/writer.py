@@ -75,9 +75,9 @@ def write_timeline(
         out.write_events(finding_events(trace, findings, cut, sorted(drawing.processes)))
         out.write_events(_named_files(trace, sorted(drawing.processes - clocks.keys())))
         counts["flows"] += n_arrows - n_chains
-        told = Written(out.n_events, dict(sorted(counts.items())), tuple(sorted(clocks)), clocks, dict(cut.least_ns))
-        out.close({"otherData": _metadata(told, cut)})
-    return told
+        written = Written(out.n_events, dict(sorted(counts.items())), tuple(sorted(clocks)), clocks, dict(cut.least_ns))
+        out.close({"otherData": _metadata(written, cut)})
+    return written
 
 
 def _draw(trace: Trace, cut: Cut, drawing: Drawing, progress: Progress | None) -> None:
@@ -181,7 +181,7 @@ def _named_files(trace: Trace, processes: Sequence[int]) -> Iterator[dict[str, A
         yield label("process_sort_index", pid, 0, sort_index=pid)
 
 
-def _metadata(told: Written, cut: Cut) -> dict[str, Any]:
+def _metadata(written: Written, cut: Cut) -> dict[str, Any]:
     axis = cut.axis
     return {
         "writer": "rankscope",
@@ -189,10 +189,10 @@ def _metadata(told: Written, cut: Cut) -> dict[str, Any]:
         "baseTimeNanoseconds": axis.base_ns - LEAD_NS,
         "sinceNanoseconds": cut.since_ns,
         "untilNanoseconds": cut.until_ns,
-        "counts": {name: told.counts.get(name, 0) for name in ("spans", "instants", "counters", "flows")},
+        "counts": {name: written.counts.get(name, 0) for name in ("spans", "instants", "counters", "flows")},
         "cut": {
-            "shorterThanNanoseconds": told.least_ns,
-            **{name: told.counts.get(name, 0) for name in ("left_out", "clamped", "crowded")},
+            "shorterThanNanoseconds": written.least_ns,
+            **{name: written.counts.get(name, 0) for name in ("left_out", "clamped", "crowded")},
         },
-        "clocks": {str(rank): clock for rank, clock in told.clocks.items()},
+        "clocks": {str(rank): clock for rank, clock in written.clocks.items()},
     }

@@ -177,9 +177,9 @@ class _Listing(NamedTuple):
 
     @classmethod
     def of(cls, arguments: Iterable[Argument]) -> _Listing:
-        told = [_describe(argument) for argument in arguments]
-        values, shapes, strides = (f"[{','.join(each[place] for each in told)}]" for place in (0, 1, 3))
-        return cls(values, shapes, f"[{','.join(json.dumps(each.types) for each in told)}]", strides)
+        descriptions = [_describe(argument) for argument in arguments]
+        values, shapes, strides = (f"[{','.join(each[place] for each in descriptions)}]" for place in (0, 1, 3))
+        return cls(values, shapes, f"[{','.join(json.dumps(each.types) for each in descriptions)}]", strides)
 
     def text(self, version: _Version) -> str:
         strides = f', "strides": {self.strides}' if version.is_latest else ""

@@ -50,7 +50,7 @@ class View:
 
 
 def contiguous_strides(shape: Shape) -> Shape:
-    return tuple(prod(shape[place + 1 :]) for place in range(len(shape)))
+    return tuple(prod(shape[index + 1 :]) for index in range(len(shape)))
 
 
 @dataclass

@@ -104,8 +104,8 @@ class _TrainStep:
                 self._compile()
             for number, layer in enumerate(self.layers):
                 with host.frame(f"nn.Module: Block_{number}" if number < self.spec.n_layers else "nn.Module: Head_0"):
-                    for place, operator in enumerate(layer):
-                        self._run_forward(operator, (microbatch, number, place))
+                    for index, operator in enumerate(layer):
+                        self._run_forward(operator, (microbatch, number, index))
                 if microbatch == 0 and number == 0:
                     with host.frame("<built-in function collect>", "garbage-collection"):
                         host.pause("garbage-collection")

@@ -24,9 +24,9 @@ def node_attributes(items: Items, host: HostTime, layout: Layout) -> dict[str, A
     columns["tid"] = layout.column(thread, host=thread[host.item])
     columns["fw_tid"] = layout.column(_forward_threads(items, main_thread))
     columns["stream"] = layout.column(np.concatenate((np.full(items.n_nodes, MISSING), items.kernels["stream"])))
-    found = {name: AttributeColumn("int64", values, values != MISSING) for name, values in columns.items()}
+    attributes = {name: AttributeColumn("int64", values, values != MISSING) for name, values in columns.items()}
     schema = layout.text(items.texts["op_schema"])
-    return found | {"op_schema": AttributeColumn("string", schema, ~schema.equals(""))}
+    return attributes | {"op_schema": AttributeColumn("string", schema, ~schema.equals(""))}
 
 
 def _forward_threads(items: Items, thread: Array) -> Array:
@@ -42,11 +42,11 @@ def run_attributes(
     """Where a node runs, and when to the nanosecond."""
     on_host = ~is_kernel
     on_host[layout.item_rows[comms.item]] = False
-    found = {"is_cpu_op": AttributeColumn("bool", on_host)}
+    attributes = {"is_cpu_op": AttributeColumn("bool", on_host)}
     if is_timed:
-        found["start_ns"] = AttributeColumn("int64", layout.start)
-        found["duration_ns"] = AttributeColumn("int64", duration)
-    return found
+        attributes["start_ns"] = AttributeColumn("int64", layout.start)
+        attributes["duration_ns"] = AttributeColumn("int64", duration)
+    return attributes
 
 
 def comm_attributes(comms: Comms, rank: int, layout: Layout) -> dict[str, AttributeColumn]:
@@ -63,15 +63,15 @@ def comm_attributes(comms: Comms, rank: int, layout: Layout) -> dict[str, Attrib
         "comm_tag": ("int32", np.where(is_transfer, np.maximum(comms.tag, 0), MISSING)),
         "root": ("int64", np.where(is_transfer, MISSING, comms.root)),
     }
-    found = {}
+    attributes = {}
     for name, (kind, values) in columns.items():
         column = np.full(len(layout), MISSING, np.int64)
         column[rows] = values
-        found[name] = AttributeColumn(kind, column, column != MISSING)
+        attributes[name] = AttributeColumn(kind, column, column != MISSING)
     codes = np.full(len(layout), len(comms.group.values), np.int32)
     codes[rows] = comms.group.codes
     group = Text(codes, [*comms.group.values, ""])
-    return found | {"pg_name": AttributeColumn("string", group, ~group.equals(""))}
+    return attributes | {"pg_name": AttributeColumn("string", group, ~group.equals(""))}
 
 
 def file_attributes(trace: Trace, source: Source) -> dict[str, Attribute]:
@@ -80,6 +80,6 @@ def file_attributes(trace: Trace, source: Source) -> dict[str, Attribute]:
     row = next(row for row in traces.rows() if row["file_id"] == source.file_id)
     texts = {"schema": row["schema"], "time": row["recorded"]}
     numbers = {"pid": row["pid"], "start_ts": row["start_ms"], "finish_ts": row["finish_ms"]}
-    found = {name: Attribute("string", text) for name, text in texts.items() if text}
-    found |= {name: Attribute("uint64", number) for name, number in numbers.items() if number != MISSING}
-    return found | {"rank": Attribute("int64", source.rank)}
+    attributes = {name: Attribute("string", text) for name, text in texts.items() if text}
+    attributes |= {name: Attribute("uint64", number) for name, number in numbers.items() if number != MISSING}
+    return attributes | {"rank": Attribute("int64", source.rank)}

@@ -70,8 +70,8 @@ def _runners(table: Table, rows: Array, items: Items) -> Array:
     """What ran the call: the kernel or node that is named, else the node that called it."""
     is_node = table.text("runner").take(rows).equals("node")
     runner, file_id = table.array("runner_id")[rows], table.array("runner_file_id")[rows]
-    found = np.where(is_node, items.node_places(runner), items.kernel_places(file_id, runner))
-    return np.where(found == MISSING, items.node_places(table.array("node_id")[rows]), found)
+    places = np.where(is_node, items.node_places(runner), items.kernel_places(file_id, runner))
+    return np.where(places == MISSING, items.node_places(table.array("node_id")[rows]), places)
 
 
 def _types(ops: Text) -> tuple[Array, Array]:
@@ -92,10 +92,10 @@ def groups_of(trace: Trace, file_id: int) -> list[dict[str, Any]]:
     """The groups that a rank belongs to, as its execution trace or its calls describe them."""
     names = derived(trace, group_names)
     described, called = trace.table("et_groups"), trace.table("et_collectives")
-    found = {}
+    groups = {}
     for row in _rows_of(described, file_id):
         ranks = msgspec.json.decode(row["ranks"], type=list[int]) or list(range(max(row["size"], 0)))
-        found[row["name"]] = {
+        groups[row["name"]] = {
             "pg_name": names.written(row["name"]),
             "pg_desc": row["desc"],
             "backend_config": row["backend"],
@@ -106,10 +106,10 @@ def groups_of(trace: Trace, file_id: int) -> list[dict[str, Any]]:
     _, firsts = np.unique(called.text("group_name").codes[rows], return_index=True)
     for row in called.take(rows[firsts]).rows():
         ranks = msgspec.json.decode(row["group_ranks"] or "[]", type=list[int])
-        if ranks and row["group_name"] not in found:
+        if ranks and row["group_name"] not in groups:
             written = names.written(row["group_name"])
-            found[row["group_name"]] = {"pg_name": written, "ranks": ranks, "group_size": len(ranks)}
-    return list(found.values())
+            groups[row["group_name"]] = {"pg_name": written, "ranks": ranks, "group_size": len(ranks)}
+    return list(groups.values())
 
 
 def _rows_of(table: Table, file_id: int) -> Iterable[dict[str, Any]]:

@@ -75,8 +75,8 @@ class Items:
         return places_of(self.nodes["node_id"], node_ids)
 
     def kernel_places(self, file_ids: Array, kernel_ids: Array) -> Array:
-        found = places_of(self._kernel_keys, self._packed(file_ids, kernel_ids))
-        return np.where(found == MISSING, MISSING, found + self.n_nodes)
+        places = places_of(self._kernel_keys, self._packed(file_ids, kernel_ids))
+        return np.where(places == MISSING, MISSING, places + self.n_nodes)
 
     @cached_property
     def _kernel_keys(self) -> Array:
@@ -101,10 +101,10 @@ def sources_of(trace: Trace) -> list[Source]:
     links = trace.table("et_links")
     seen = np.flatnonzero(links.array("profile_id") != MISSING)
     pairs = np.stack((links.array("file_id")[seen], links.array("profile_id")[seen]), axis=1).astype(np.int64)
-    found, counts = np.unique(pairs @ np.array([1 << 32, 1]), return_counts=True)
+    distinct, counts = np.unique(pairs @ np.array([1 << 32, 1]), return_counts=True)
     n_seen: dict[int, int] = {}
     profiles: dict[int, list[int]] = {}
-    for pair, count in zip(found.tolist(), counts.tolist(), strict=True):
+    for pair, count in zip(distinct.tolist(), counts.tolist(), strict=True):
         file_id, profile_id = divmod(pair, 1 << 32)
         n_seen[file_id] = n_seen.get(file_id, 0) + count
         profiles.setdefault(file_id, []).append(profile_id)
@@ -117,19 +117,19 @@ def sources_of(trace: Trace) -> list[Source]:
 
 def load_items(trace: Trace, source: Source) -> Items:
     names = (*_NODE_NUMBERS, "kind", *_NODE_TEXTS, *_NODE_LISTS)
-    found = _columns(trace, "et_nodes", names, source.file_id, source.rank)
-    node_ids, rows = np.unique(found["node_id"], return_index=True)
+    columns = _columns(trace, "et_nodes", names, source.file_id, source.rank)
+    node_ids, rows = np.unique(columns["node_id"], return_index=True)
     links = _links_of(trace.table("et_links"), source.file_id, node_ids)
-    is_kept = is_op = found["kind"][rows] == "op"
+    is_kept = is_op = columns["kind"][rows] == "op"
     if source.profile_ids:
         is_kept = is_op & (links["profile_id"] != MISSING)
-    parent = _nearest_kept(node_ids, found["parent_id"][rows], is_kept)
+    parent = _nearest_kept(node_ids, columns["parent_id"][rows], is_kept)
     rows = rows[is_kept]
-    nodes = {name: found[name][rows] for name in _NODE_NUMBERS} | {name: links[name][is_kept] for name in _LINKED}
+    nodes = {name: columns[name][rows] for name in _NODE_NUMBERS} | {name: links[name][is_kept] for name in _LINKED}
     nodes["recorded_ns"] = _recorded_durations(trace, source, nodes)
     nodes["main_tid"] = _main_tids(nodes["thread"], nodes["tid"])
     caller = _callers(nodes, parent) if source.profile_ids else parent
-    texts = {name: Text.encode(found[name][rows].tolist()) for name in (*_NODE_TEXTS, *_NODE_LISTS)}
+    texts = {name: Text.encode(columns[name][rows].tolist()) for name in (*_NODE_TEXTS, *_NODE_LISTS)}
     kernels, kernel_names, n_kernels_outside = _load_kernels(trace, source, nodes)
     return Items(
         source,
@@ -154,12 +154,12 @@ def _links_of(links: Table, file_id: int, node_ids: Array) -> dict[str, Array]:
     rows = rows[np.argsort(links.array("node_id")[rows], kind="stable")]
     place = places_of(links.array("node_id")[rows], node_ids)
     is_known = place != MISSING
-    found = {}
+    columns = {}
     for name in _LINKED:
         values = np.full(len(node_ids), MISSING, np.int64)
         values[is_known] = links.array(name)[rows[place[is_known]]]
-        found[name] = values
-    return found
+        columns[name] = values
+    return columns
 
 
 def _recorded_durations(trace: Trace, source: Source, nodes: dict[str, Array]) -> Array:
@@ -169,11 +169,11 @@ def _recorded_durations(trace: Trace, source: Source, nodes: dict[str, Array]) -
     for file_id in np.unique(nodes["profile_id"][is_elsewhere]).tolist():
         for table, key in (("ops", "op_id"), ("annotations", "annotation_id")):
             rows = np.flatnonzero(is_elsewhere & (nodes["profile_id"] == file_id) & (nodes[key] != MISSING))
-            found = _columns(trace, table, (key, "duration_ns"), file_id, source.rank)
-            order = np.argsort(found[key])
-            place = places_of(found[key][order], nodes[key][rows])
+            columns = _columns(trace, table, (key, "duration_ns"), file_id, source.rank)
+            order = np.argsort(columns[key])
+            place = places_of(columns[key][order], nodes[key][rows])
             is_found = place != MISSING
-            recorded[rows[is_found]] = found["duration_ns"][order[place[is_found]]]
+            recorded[rows[is_found]] = columns["duration_ns"][order[place[is_found]]]
     return recorded
 
 
@@ -224,11 +224,11 @@ def _load_kernels(trace: Trace, source: Source, nodes: dict[str, Array]) -> tupl
     """What the nodes launched, and how much was launched before or after them."""
     names = (*_KERNEL_NUMBERS, "name")
     parts = [_columns(trace, "kernels", names, file_id, source.rank) for file_id in source.profile_ids]
-    found = {name: np.concatenate([part[name] for part in parts] or [np.empty(0, np.int64)]) for name in names}
-    launched = np.where(found["launch_start_ns"] == MISSING, found["start_ns"], found["launch_start_ns"])
+    columns = {name: np.concatenate([part[name] for part in parts] or [np.empty(0, np.int64)]) for name in names}
+    launched = np.where(columns["launch_start_ns"] == MISSING, columns["start_ns"], columns["launch_start_ns"])
     first = nodes["start_ns"].min(initial=np.iinfo(np.int64).max)
     last = (nodes["start_ns"] + nodes["recorded_ns"]).max(initial=MISSING)
     rows = np.flatnonzero((launched >= first) & (launched <= last))
-    rows = rows[np.lexsort((found["kernel_id"][rows], found["file_id"][rows]))]
-    kept = {name: found[name][rows] for name in _KERNEL_NUMBERS}
-    return kept, Text.encode(found["name"][rows].tolist()), len(launched) - len(rows)
+    rows = rows[np.lexsort((columns["kernel_id"][rows], columns["file_id"][rows]))]
+    kept = {name: columns[name][rows] for name in _KERNEL_NUMBERS}
+    return kept, Text.encode(columns["name"][rows].tolist()), len(launched) - len(rows)

@@ -103,8 +103,8 @@ def _between(items: Items, edges: ItemEdges, marks: _Marks) -> HostTime:
     free = np.where(is_first, earliest, np.roll(reached, 1) - shift)
     begin = np.maximum(free, _released(items, edges)[marks.item])
     gap = marks.start - begin
-    found = np.flatnonzero(gap > MIN_GAP_NS)
-    return HostTime(marks.item[found], begin[found], gap[found])
+    rows = np.flatnonzero(gap > MIN_GAP_NS)
+    return HostTime(marks.item[rows], begin[rows], gap[rows])
 
 
 def _released(items: Items, edges: ItemEdges) -> Array:

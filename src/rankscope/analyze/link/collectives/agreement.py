@@ -50,9 +50,9 @@ def disagreements(trace: Trace) -> list[Disagreement]:
     starts = np.flatnonzero(np.append(True, (group[1:] != group[:-1]) | (place[1:] != place[:-1])))
     differs = np.minimum.reduceat(signature, starts) != np.maximum.reduceat(signature, starts)
     ends = np.append(starts[1:], len(order))
-    found = starts[differs]
-    _, first = np.unique(group[found], return_index=True)
-    bounds = zip(found[first].tolist(), ends[differs][first].tolist(), strict=True)
+    firsts = starts[differs]
+    _, first = np.unique(group[firsts], return_index=True)
+    bounds = zip(firsts[first].tolist(), ends[differs][first].tolist(), strict=True)
     return [_described(table.take(order[start:end]), int(place[start])) for start, end in bounds]
 
 

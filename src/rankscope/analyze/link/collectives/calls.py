@@ -63,51 +63,51 @@ def called(trace: Trace) -> Called:
 
 
 def _find_calls(trace: Trace) -> Called:
-    found = _load(trace)
+    rows = _load(trace)
     parent = nodes_of(trace).parent
     recorded, library, functional, gloo = (
-        np.flatnonzero(found.origin == origin) for origin in (RECORDED, LIBRARY, FUNCTIONAL, GLOO)
+        np.flatnonzero(rows.origin == origin) for origin in (RECORDED, LIBRARY, FUNCTIONAL, GLOO)
     )
     # A barrier of NCCL calls all_reduce, which describes itself as well; both are one call.
-    within_recorded = _row_above(found, parent, recorded) != MISSING
+    within_recorded = _row_above(rows, parent, recorded) != MISSING
     recorded, library = recorded[~within_recorded[recorded]], library[~within_recorded[library]]
-    around = _row_above(found, parent, library)[recorded]
-    around[found.op[around] != found.op[recorded]] = MISSING
-    found = _with_tags(found, recorded, around)
-    found = _with_groups(found, library, _row_above(found, parent, functional))
-    calls = found.take(np.sort(np.concatenate((recorded, np.setdiff1d(library, around)))))
-    runs = found.take(gloo)
+    around = _row_above(rows, parent, library)[recorded]
+    around[rows.op[around] != rows.op[recorded]] = MISSING
+    rows = _with_tags(rows, recorded, around)
+    rows = _with_groups(rows, library, _row_above(rows, parent, functional))
+    calls = rows.take(np.sort(np.concatenate((recorded, np.setdiff1d(library, around)))))
+    runs = rows.take(gloo)
     return Called(calls, _call_of_node(parent, calls), runs, _calls_of_runs(calls, runs))
 
 
-def _row_above(found: Calls, parent: Array, rows: Array) -> Array:
+def _row_above(calls: Calls, parent: Array, rows: Array) -> Array:
     """For each row of `found` the nearest one of the given rows that is above it by parents."""
     row_of_node = np.full(len(parent) + 1, MISSING, np.int64)
-    row_of_node[found.place] = np.arange(len(found))
-    above: Array = row_of_node[nearest_above(parent, marked(len(parent), found.place[rows]))[found.place]]
+    row_of_node[calls.place] = np.arange(len(calls))
+    above: Array = row_of_node[nearest_above(parent, marked(len(parent), calls.place[rows]))[calls.place]]
     return above
 
 
-def _with_tags(found: Calls, recorded: Array, around: Array) -> Calls:
+def _with_tags(calls: Calls, recorded: Array, around: Array) -> Calls:
     """NCCL has no tags, but the operator that called it was given one."""
-    tag = found.tag.copy()
-    tag[recorded] = np.where(around == MISSING, MISSING, found.tag[around])
-    return replace(found, tag=tag)
+    tag = calls.tag.copy()
+    tag[recorded] = np.where(around == MISSING, MISSING, calls.tag[around])
+    return replace(calls, tag=tag)
 
 
-def _with_groups(found: Calls, library: Array, functional: Array) -> Calls:
+def _with_groups(calls: Calls, library: Array, functional: Array) -> Calls:
     """Functional collectives name their group. Each makes one call: later ones below it only seem to be there.
 
     The stack of the observer is out of order while gloo works, see `_calls_of_runs`.
     """
     within = library[functional[library] != MISSING]
-    within = within[np.lexsort((found.turn[within], functional[within]))]
+    within = within[np.lexsort((calls.turn[within], functional[within]))]
     _, first = np.unique(functional[within], return_index=True)
     own = within[first]
-    own = own[found.op[own] == found.op[functional[own]]]
-    group_name = found.group_name.copy()
-    group_name[own] = found.group_name[functional[own]]
-    return replace(found, group_name=group_name)
+    own = own[calls.op[own] == calls.op[functional[own]]]
+    group_name = calls.group_name.copy()
+    group_name[own] = calls.group_name[functional[own]]
+    return replace(calls, group_name=group_name)
 
 
 def _call_of_node(parent: Array, calls: Calls) -> Array:

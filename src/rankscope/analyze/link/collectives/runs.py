@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.analyze.collectives.resolved import RESOLVED_COMMS
 from rankscope.analyze.link.collectives.calls import Called
 from rankscope.analyze.path.work import same_process
 from rankscope.model.tables import MISSING, Array, Trace
@@ -14,12 +15,13 @@ from rankscope.model.tables import MISSING, Array, Trace
 _SEEN = f"""
 WITH seen AS (
     SELECT c.*, l.place
-    FROM comms AS c JOIN kernels AS k ON {same_process("c", "k")} AND c.kernel_id = k.kernel_id
+    FROM {RESOLVED_COMMS} AS c JOIN kernels AS k ON {same_process("c", "k")} AND c.kernel_id = k.kernel_id
                     JOIN linked_nodes AS l ON {same_process("k", "l")} AND k.op_id = l.op_id
     UNION ALL
     SELECT c.*, l.place
-    FROM comms AS c JOIN annotations AS a ON {same_process("c", "a")} AND c.tid = a.tid AND c.start_ns = a.start_ns
-                                             AND c.name = a.name AND a.kind = 'host'
+    FROM {RESOLVED_COMMS} AS c JOIN annotations AS a
+                        ON {same_process("c", "a")} AND c.tid = a.tid AND c.start_ns = a.start_ns AND c.name = a.name
+                           AND a.kind = 'host'
                     JOIN linked_nodes AS l ON {same_process("a", "l")} AND a.annotation_id = l.annotation_id
     WHERE c.kernel_id IS NULL
 )

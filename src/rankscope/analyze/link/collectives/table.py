@@ -18,8 +18,8 @@ from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
 @table("et_collectives", needs=("et_nodes",))
 def et_collectives(trace: Trace) -> Table:
-    found = called(trace)
-    calls, run = found.calls, runners(trace, found)
+    all_calls = called(trace)
+    calls, run = all_calls.calls, runners(trace, all_calls)
     groups = memberships(trace, calls, run)
     is_p2p = np.isin(calls.op, P2P)
     ends = _ends(calls, run, groups)

@@ -107,9 +107,9 @@ def _neighbours(threads: Array, n_calls: Array, n_groups: int) -> list[tuple[int
                 partner[left], partner[right] = right, left
     numbers = threads.tolist()
     return [
-        (numbers[place], numbers[partner[place]]) if place in partner else (numbers[place],)
-        for place in range(len(numbers))
-        if partner.get(place, place) >= place
+        (numbers[index], numbers[partner[index]]) if index in partner else (numbers[index],)
+        for index in range(len(numbers))
+        if partner.get(index, index) >= index
     ]
 
 

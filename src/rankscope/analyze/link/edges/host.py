@@ -65,8 +65,8 @@ def begun_at(nodes: HostNodes, process: Array, tid: Array, time: Array) -> Array
     """The node that began at a time on a thread of a profiled process; MISSING where none did."""
     of_nodes, wanted = same_threads(nodes, process, tid)
     seen = np.flatnonzero(nodes.is_seen & nodes.is_op)
-    found = Timeline(seen, of_nodes[seen], nodes.time[seen]).last(wanted, time)
-    return np.where((found >= 0) & (nodes.time[found] == time), found, MISSING)
+    node = Timeline(seen, of_nodes[seen], nodes.time[seen]).last(wanted, time)
+    return np.where((node >= 0) & (nodes.time[node] == time), node, MISSING)
 
 
 def _by_sequence(graph: Graph) -> Edges:

@@ -97,8 +97,8 @@ def _launching_ops(trace: Trace, work: Work, rows: Array) -> Array:
     n_kernels = int(kernels["kernel_id"].max(initial=0)) + 1
     key = kernels["process"] * n_kernels + kernels["kernel_id"]
     order = np.argsort(key, kind="stable")
-    found = order[np.searchsorted(key[order], work.process[rows] * n_kernels + work.key[rows])]
-    op_id: Array = kernels["op_id"][found]
+    launched = order[np.searchsorted(key[order], work.process[rows] * n_kernels + work.key[rows])]
+    op_id: Array = kernels["op_id"][launched]
     return op_id
 
 

@@ -107,8 +107,8 @@ def _profiles(trace: Trace, links: Table) -> Array:
     number = numbered(profile_id, rank)
     _, firsts = np.unique(number, return_index=True)
     keys = zip(profile_id[firsts].tolist(), rank[firsts].tolist(), strict=True)
-    found = np.array([places.get(key, MISSING) if key[0] >= 0 else MISSING for key in keys], np.int64)
-    return found[number] if len(found) else number
+    processes = np.array([places.get(key, MISSING) if key[0] >= 0 else MISSING for key in keys], np.int64)
+    return processes[number] if len(processes) else number
 
 
 def _nearest_seen(thread: Array, is_seen: Array) -> Array:

@@ -102,8 +102,8 @@ def synchronisation(trace: Trace, graph: Graph) -> Edges:
     waits = links.host_waits
     awaited = vertex[waits.work]
     hosts = Edges(awaited, _next_nodes(graph, waits.process, waits.tid, waits.end, awaited))
-    found = Edges(*(np.concatenate(pair) for pair in zip(streams, hosts, strict=True)))
-    return found.chosen((found.source >= 0) & (found.target >= 0))
+    edges = Edges(*(np.concatenate(pair) for pair in zip(streams, hosts, strict=True)))
+    return edges.chosen((edges.source >= 0) & (edges.target >= 0))
 
 
 def _vertices(graph: Graph, work: Work) -> Array:

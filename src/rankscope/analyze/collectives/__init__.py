@@ -1,0 +1,1 @@
+"""Groups, calls and the time between them, of all sources that see collectives."""

@@ -1,0 +1,60 @@
+"""Findings from a job's output beside those of other sources: one problem is one finding, with what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rankscope.model.finding import Action, Finding
+
+_FROM_LOGS = tuple(f"H13{number}" for number in range(9))
+_FIX_FIRST = ("H102", "H103", "H104", "H106", "H107", "H108", "H113", "H114")  # the program does it again
+_COLLECT_MORE = ("H101", "H105", "H109", "H112", "H115")  # what a rank did instead, or what broke, is not known
+
+
+def join_logs(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Dumps and stacks show where each rank is, so a log's finding about the same ranks becomes a note of theirs.
+
+    Gives the findings, and those that are effects now.
+    """
+    others = [finding for finding in findings if _is_hang(finding) and finding.code not in _FROM_LOGS]
+    joined = {id(other): other for other in others}
+    effects: list[Finding] = []
+    for own in findings:
+        if own.code not in _FROM_LOGS or not others:
+            continue
+        same = next((other for other in others if set(other.ranks) & set(own.ranks)), None)
+        if same is None and own.ranks and own.certainty == "certain":
+            continue  # another problem, or the cause that the dumps do not show
+        effects.append(own)
+        if same is not None:
+            joined[id(same)] = _with_log(joined[id(same)], own)
+    kept = [joined.get(id(finding), finding) for finding in findings if not any(finding is own for own in effects)]
+    return [_with_action(finding) for finding in kept], effects
+
+
+def _is_hang(finding: Finding) -> bool:
+    return finding.code.startswith("H") and finding.severity == "error"
+
+
+def _with_log(finding: Finding, own: Finding) -> Finding:
+    said = () if own.title in finding.title else (f"the log says: {own.title}",)
+    notes = (*finding.evidence.notes, *said)
+    evidence = msgspec.structs.replace(finding.evidence, notes=notes)
+    return msgspec.structs.replace(
+        finding,
+        evidence=evidence,
+        location=finding.location or own.location,
+        action=own.action,
+        action_hosts=own.action_hosts,
+    )
+
+
+def _with_action(finding: Finding) -> Finding:
+    if finding.action or not _is_hang(finding):
+        return finding
+    action: Action = (
+        "fix-first" if finding.code in _FIX_FIRST else "collect-more" if finding.code in _COLLECT_MORE else ""
+    )
+    return msgspec.structs.replace(finding, action=action)

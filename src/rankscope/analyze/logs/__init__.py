@@ -1,0 +1,1 @@
+"""Verdicts from what the ranks printed: who is behind, who failed first, what ended the job."""

@@ -1,0 +1,219 @@
+"""The events of a job's output, one attempt after the other, each with its role: cause, report, wait or consequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rankscope.analyze.derived import derived
+from rankscope.model.finding import Location
+from rankscope.model.tables import MISSING, Trace
+
+# What a rank says because another one made it wait, left, or told it to stop. It never names a culprit.
+CONSEQUENCES = frozenset(
+    (
+        *("gloo-closed", "gloo-timeout", "gloo-connect", "remote-error", "comm-aborted", "store-gone", "store-wait"),
+        *("barrier-victim", "told-to-stop", "agent-signal", "rendezvous", "unique-id", "watchdog-timeout"),
+        *("store-unreachable", "watchdog-status", "dump-signal", "dump-observed", "watchdog-stuck"),
+    )
+)
+REPORTS = frozenset(("detail-mismatch", "monitored-barrier", "init-missing", "gloo-mismatch"))
+_NOT_OWN = frozenset(
+    (
+        *("SignalException", "ChildFailedError", "ProcessRaisedException", "ProcessExitedException"),
+        *("KeyboardInterrupt", "SystemExit", "DistNetworkError", "DistStoreError"),
+    )
+)
+_TOLERANCE_NS = 2 * 10**9  # clocks of hosts are trusted beyond this only
+
+
+class Event(NamedTuple):
+    file_id: int
+    line: int
+    rank: int
+    host: str
+    pid: int
+    time_ns: int
+    near_ns: int
+    kind: str
+    text: str
+    fields: dict[str, Any]
+
+    @property
+    def says(self) -> str:
+        """The kind of what a traceback's exception says; of other events their own."""
+        inside = self.fields.get("says")
+        return str(inside["kind"]) if isinstance(inside, dict) else self.kind
+
+    @property
+    def place(self) -> Location | None:
+        place = self.fields.get("place")
+        return Location(str(place["file"]), int(place["line"]), str(place["function"])) if place else None
+
+    def detail(self, name: str) -> Any:
+        """A field of the event, or of the message inside its traceback."""
+        inside = self.fields.get("says")
+        return self.fields.get(name, inside.get(name) if isinstance(inside, dict) else None)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the job: from its first line to its restart or end."""
+
+    number: int
+    is_only: bool
+    events: tuple[Event, ...]
+
+    def of(self, *kinds: str) -> list[Event]:
+        return [event for event in self.events if event.kind in kinds]
+
+    def saying(self, *kinds: str) -> list[Event]:
+        return [event for event in self.events if event.says in kinds]
+
+    @property
+    def ranks(self) -> set[int]:
+        """The ranks with at least one line."""
+        return {event.rank for event in self.events if event.rank != MISSING and event.kind != "exit"}
+
+    @property
+    def world_size(self) -> int:
+        sizes = [int(event.detail(name) or 0) for event in self.events for name in ("expected", "n_ranks")]
+        known = {event.rank for event in self.events}
+        return max([*sizes, max(known, default=-1) + 1])
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        return {event.rank: event.host for event in self.events if event.host and event.rank != MISSING}
+
+    @property
+    def stopped_pids(self) -> set[int]:
+        """Processes that the launcher stopped itself."""
+        return {int(event.fields["told_pid"]) for event in self.of("told-to-stop") if "told_pid" in event.fields}
+
+    @property
+    def exits(self) -> dict[int, Event]:
+        """How each process ended that ended by itself, by rank; the launcher's table comes before its lines."""
+        stopped = self.stopped_pids
+        own: dict[int, Event] = {}
+        for event in self.of("exit"):
+            if event.rank == MISSING or event.fields.get("exit_pid") in stopped or exit_code(event) in (-15, 143):
+                continue
+            if event.rank not in own or "exit_rank" in event.fields:
+                own[event.rank] = event
+        return own
+
+    @property
+    def has_failed(self) -> bool:
+        """The log shows that something ended the job or keeps it waiting, be it only a consequence."""
+        return any(
+            event.kind
+            in ("exit", "told-to-stop", "restart", "watchdog-timeout", "agent-signal", "scheduler", "host-oom")
+            or (event.kind == "traceback" and (event.fields.get("is_hooked") or _is_parent(event)))
+            for event in self.events
+        )
+
+
+def _is_parent(event: Event) -> bool:
+    """mp.spawn's own exception: one of its processes failed."""
+    return str(event.fields.get("type", "")).endswith(("ProcessRaisedException", "ProcessExitedException"))
+
+
+def exit_code(event: Event) -> int | None:
+    code = event.fields.get("exit_code")
+    if code is not None:
+        return int(code)
+    names = {"SIGKILL": -9, "SIGSEGV": -11, "SIGABRT": -6, "SIGBUS": -7, "SIGTERM": -15}
+    signal = str(event.fields.get("signal") or "")
+    if signal in names:
+        return names[signal]
+    number = event.fields.get("signal_number")
+    if number is not None:
+        return -int(number)
+    how = {
+        "Killed": -9,
+        "Out Of Memory": -9,
+        "Aborted": -6,
+        "Segmentation fault": -11,
+        "Bus error": -7,
+        "Terminated": -15,
+    }
+    return how.get(str(event.fields.get("how") or ""))
+
+
+def attempts_of(trace: Trace) -> list[Attempt]:
+    return derived(trace, _attempts)
+
+
+def _attempts(trace: Trace) -> list[Attempt]:
+    by_number: dict[int, list[Event]] = {}
+    for row in trace.table("log_events").rows():
+        fields = msgspec.json.decode(row["fields"]) if row["fields"] else {}
+        names = ("file_id", "line", "rank", "host", "pid", "time_ns", "near_ns", "kind", "text")
+        by_number.setdefault(row["attempt"], []).append(Event(**{name: row[name] for name in names}, fields=fields))
+    return [Attempt(number, len(by_number) == 1, tuple(events)) for number, events in sorted(by_number.items())]
+
+
+def is_cause(attempt: Attempt, event: Event) -> bool:
+    """True for a traceback or a fatal error that the process brought on itself and did not survive."""
+    if event.kind not in ("traceback", "fatal") or event.fields.get("is_launcher"):
+        return False
+    if event.fields.get("is_ignored") or not event.fields.get("type"):  # without its last line it may be a victim's
+        return False
+    if str(event.fields.get("type", "")).rsplit(".", 1)[-1] in _NOT_OWN:
+        return False
+    if event.says in CONSEQUENCES or event.says in REPORTS or _is_broken_link(event):
+        return False
+    return was_uncaught(attempt, event)
+
+
+def _is_broken_link(event: Event) -> bool:
+    """A connection between ranks or to the store that broke; one that the job's own code opened may be its fault."""
+    if event.says not in ("connection-reset", "nccl-error"):
+        return False
+    frames = event.fields.get("frames") or ()
+    return event.says == "nccl-error" or any("torch/distributed" in str(frame.get("file")) for frame in frames)
+
+
+def surely_ended(attempt: Attempt, event: Event) -> bool:
+    """The log shows that the process did not survive it, or at least that the job did not."""
+    if event.kind == "fatal" or event.fields.get("is_hooked"):
+        return True
+    return attempt.has_failed and not event.fields.get("in_thread")
+
+
+def was_uncaught(attempt: Attempt, event: Event) -> bool:
+    """torch's hook prints only what nobody caught; any other traceback must be the last word of a job that failed."""
+    if event.kind == "fatal" or event.fields.get("is_hooked"):
+        return True
+    if event.fields.get("n_after"):
+        return False
+    ended = attempt.exits.get(event.rank)
+    if ended is not None:
+        return exit_code(ended) != 0
+    return attempt.has_failed or _is_last(attempt, event)
+
+
+def _is_last(attempt: Attempt, event: Event) -> bool:
+    outputs = [other for other in attempt.events if other.file_id == event.file_id and other.kind == "last-output"]
+    own = [other for other in outputs if other.rank == event.rank] or outputs
+    n_frames = 3 * len(event.fields.get("frames") or ()) + 8
+    return all(other.line <= event.line + n_frames for other in own)
+
+
+def is_before(first: Event, second: Event) -> bool | None:
+    """Which came first: by line in one file, by time beyond the clocks' error between two; None if unknown."""
+    if first.file_id == second.file_id:
+        return first.line < second.line
+    if first.time_ns == MISSING or second.time_ns == MISSING:
+        return None
+    return first.time_ns < second.time_ns if abs(first.time_ns - second.time_ns) > _TOLERANCE_NS else None
+
+
+def earliest(events: Iterable[Event]) -> list[Event]:
+    """Those that nothing is known to precede, in a fixed order."""
+    given = list(events)
+    first = [event for event in given if not any(is_before(other, event) for other in given)]
+    return sorted(first, key=lambda event: (event.rank, event.file_id, event.line))

@@ -1,0 +1,227 @@
+"""One verdict per attempt: what the log shows to be the cause, in the order in which evidence counts.
+
+A cause that a process or the system named itself comes before a report that names a rank, that before the counters of
+the watchdog, those before silence. Where none of them decides, the verdict says what to record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from rankscope.analyze.derived import derived
+from rankscope.analyze.logs.events import (
+    CONSEQUENCES,
+    Attempt,
+    Event,
+    attempts_of,
+    earliest,
+    exit_code,
+    is_before,
+    is_cause,
+    surely_ended,
+)
+from rankscope.analyze.logs.watchdog import Standoff, standoff_of
+from rankscope.model.finding import Certainty
+from rankscope.model.tables import MISSING, Trace
+
+Cause = Literal["failed", "killed", "scheduler", "device", "behind", "mismatch", "stalled", "missing", "undecided"]
+_SYSTEM = ("host-oom", "scheduler", "agent-signal")
+_OF_THE_PROGRAM = ("failed", "mismatch")  # what a restart does not mend
+_DEVICE = ("xid", "device-ecc", "device-lost")
+
+
+class Verdict(NamedTuple):
+    cause: Cause
+    attempt: Attempt
+    certainty: Certainty
+    ranks: tuple[int, ...]
+    events: tuple[Event, ...]  # the evidence, the decisive one first
+    standoff: Standoff | None = None
+    is_repeated: bool = False  # an earlier attempt failed in the same way
+
+
+def verdicts_of(trace: Trace) -> list[Verdict]:
+    return derived(trace, _find_verdicts)
+
+
+def _find_verdicts(trace: Trace) -> list[Verdict]:
+    match: list[Verdict] = []
+    for attempt in attempts_of(trace):
+        verdict = _verdict(attempt)
+        if verdict is not None:
+            is_repeated = verdict.cause in _OF_THE_PROGRAM and any(
+                _fingerprint(verdict) == _fingerprint(other) for other in match
+            )
+            match.append(verdict._replace(is_repeated=is_repeated))
+    return match
+
+
+def _fingerprint(verdict: Verdict) -> object:
+    event = verdict.events[0] if verdict.events else None
+    return (verdict.cause, event.fields.get("type") if event else "", event.place if event else None)
+
+
+def _verdict(attempt: Attempt) -> Verdict | None:
+    return next(_candidates(attempt), None)
+
+
+def _candidates(attempt: Attempt) -> Iterator[Verdict]:
+    first_timeout = earliest(attempt.of("watchdog-timeout"))
+    causes = [event for event in attempt.events if is_cause(attempt, event)]
+    # What comes after a time-out is its consequence: aborted communicators leave garbage in memory.
+    causes = [event for event in causes if not any(is_before(timeout, event) for timeout in first_timeout)]
+    yield from _by_system(attempt, causes)
+    yield from _by_failure(attempt, causes)
+    yield from _by_report(attempt)
+    standoff = standoff_of(attempt)
+    if standoff is not None:
+        yield Verdict(standoff.cause, attempt, standoff.certainty, standoff.ranks, standoff.events, standoff)
+    yield from _by_exit(attempt)
+    yield from _by_silence(attempt)
+    waits = [event for event in attempt.events if event.says in CONSEQUENCES and event.kind != "told-to-stop"]
+    if waits and attempt.has_failed:
+        yield Verdict("undecided", attempt, "certain", (), tuple(earliest(waits)))
+
+
+def _by_system(attempt: Attempt, causes: list[Event]) -> Iterator[Verdict]:
+    """What the kernel, the driver or the scheduler did, unless a rank had failed before."""
+    device = attempt.of(*_DEVICE)
+    for event in earliest(_first_xids(device)):
+        if not any(is_before(cause, event) for cause in causes):
+            yield Verdict("device", attempt, "certain", _ranks([event], attempt), (event,))
+    oom = attempt.of("host-oom")
+    if oom:
+        yield Verdict("killed", attempt, "certain", _ranks(oom, attempt), tuple(oom))
+    outside = [
+        event for event in attempt.of("scheduler", "agent-signal") if not _is_after_failure(attempt, event, causes)
+    ]
+    if outside:
+        yield Verdict("scheduler", attempt, "certain", (), tuple(earliest(outside)))
+
+
+def _first_xids(events: list[Event]) -> list[Event]:
+    from rankscope.analyze.logs.xid import FOLLOWERS
+
+    own = [event for event in events if event.fields.get("xid") not in FOLLOWERS]
+    return own or events
+
+
+def _is_after_failure(attempt: Attempt, event: Event, causes: list[Event]) -> bool:
+    others = [*causes, *attempt.of("watchdog-timeout"), *attempt.exits.values()]
+    hooked = [each for each in attempt.of("traceback") if each.fields.get("is_hooked")]
+    return any(is_before(other, event) is not False for other in [*others, *hooked])
+
+
+def _ranks(events: list[Event], attempt: Attempt) -> tuple[int, ...]:
+    """The ranks of the events, by the process that they name where the line itself has none."""
+    by_pid = {event.pid: event.rank for event in attempt.events if event.rank != MISSING and event.pid != MISSING}
+    ranks = set()
+    for event in events:
+        pids = [event.detail(name) for name in ("killed_pid", "xid_pid")]
+        named = [by_pid[int(pid)] for pid in pids if pid is not None and int(pid) in by_pid]
+        ranks.update(named or ([event.rank] if event.rank != MISSING else []))
+    return tuple(sorted(ranks))
+
+
+def _by_failure(attempt: Attempt, causes: list[Event]) -> Iterator[Verdict]:
+    first = earliest(causes)
+    if not first:
+        return
+    ranks = tuple(sorted({event.rank for event in first if event.rank != MISSING}))
+    same = len({(event.fields.get("type"), event.place) for event in first}) == 1
+    certainty: Certainty = "certain" if same and all(surely_ended(attempt, event) for event in first) else "likely"
+    if len(first) > 1 and not same:
+        exits = attempt.exits
+        own = [event for event in first if event.rank in exits]
+        first = own or first
+    is_device = first[0].says in (*_DEVICE, "device-error")
+    yield Verdict("device" if is_device else "failed", attempt, certainty, ranks, tuple(first))
+
+
+def _by_report(attempt: Attempt) -> Iterator[Verdict]:
+    """Reports that name the rank themselves."""
+    barrier = attempt.saying("monitored-barrier")
+    if barrier:
+        listed = str(barrier[0].detail("missing"))
+        ranks = tuple(sorted({int(part) for part in listed.replace(" ", "").split(",") if part.isdecimal()}))
+        yield Verdict("behind", attempt, "certain", ranks, tuple(barrier))
+    mismatches = attempt.saying("detail-mismatch")
+    if mismatches:
+        odd, certainty = _odd_ranks(mismatches)
+        yield Verdict("mismatch", attempt, certainty, odd, tuple(mismatches))
+    sizes = attempt.saying("gloo-mismatch")
+    if sizes:
+        yield Verdict("mismatch", attempt, "likely", (), tuple(sizes))
+    missing = attempt.saying("init-missing") or [
+        event for event in attempt.saying("store-wait") if "/default_pg/0/" in str(event.detail("keys"))
+    ]
+    if missing:
+        present = {event.rank for event in missing if event.rank != MISSING}
+        absent = {rank for event in missing if (rank := _awaited_rank(event)) != MISSING} - present
+        if not absent and present:
+            absent = set(range(attempt.world_size)) - present - attempt.ranks
+        counts = [(event.detail("expected"), event.detail("joined")) for event in missing]
+        n_absent = {int(expected) - int(joined) for expected, joined in counts if None not in (expected, joined)}
+        if n_absent and len(absent) not in n_absent:  # more ranks are silent than missing
+            absent = set()
+        yield Verdict("missing", attempt, "likely", tuple(sorted(absent)), tuple(missing))
+
+
+def _awaited_rank(event: Event) -> int:
+    """gloo waits for the address of each peer under a key that ends with its rank: `/default_pg/0//cpu//0/2`."""
+    head, _, last = str(event.detail("keys") or "").partition(",")[0].strip().rpartition("/")
+    rank = int(last) if head.endswith("//cpu//0") and last.isdecimal() and len(last) < 9 else MISSING
+    return rank or MISSING  # rank 0 may have come, and wait itself for the others to connect to its store
+
+
+def _odd_ranks(events: list[Event]) -> tuple[tuple[int, ...], Certainty]:
+    """The minority by what each rank called; a tie names both sides."""
+    calls: dict[int, tuple[str, str, str, int]] = {}
+    for event in events:
+        for side in event.detail("sides") or ():
+            calls[int(side["rank"])] = (side["op"], side["shape"], side["dtype"], side["seq"])
+    camps: dict[tuple[str, str, str, int], list[int]] = {}
+    for rank, call in calls.items():
+        camps.setdefault(call, []).append(rank)
+    if not camps:
+        return (), "likely"
+    largest = max(map(len, camps.values()))
+    majority = [camp for camp in camps.values() if len(camp) == largest]
+    if len(majority) != 1:
+        return tuple(sorted(calls)), "certain"
+    return tuple(sorted(set(calls) - set(majority[0]))), "certain"
+
+
+def _by_exit(attempt: Attempt) -> Iterator[Verdict]:
+    """A process that a signal ended: -6 is what waiting ranks do to themselves, so it counts last."""
+    decisive = [event for event in attempt.exits.values() if exit_code(event) in (-9, -11, -7, -4, -8, 137, 139, 135)]
+    aborted = [event for event in attempt.exits.values() if exit_code(event) in (-6, 134)]
+    alone = decisive or (aborted if len(aborted) == 1 else [])
+    loader = attempt.saying("loader-killed")
+    if alone:
+        ranks = tuple(sorted({event.rank for event in alone}))
+        yield Verdict("killed", attempt, "certain", ranks, (*alone, *loader))
+    elif bare := attempt.of("killed", "segfault"):
+        yield Verdict("killed", attempt, "likely", _ranks(bare, attempt), tuple(bare))
+    else:
+        own = [event for event in attempt.of("traceback", "fatal") if not event.fields.get("is_launcher")]
+        speakers = {event.rank for event in own}
+        mute = [event for rank, event in attempt.exits.items() if rank not in speakers and exit_code(event)]
+        if MISSING not in speakers and len(mute) == 1 and 0 < (exit_code(mute[0]) or 0) < 128:
+            yield Verdict("killed", attempt, "likely", (mute[0].rank,), tuple(mute))
+
+
+def _by_silence(attempt: Attempt) -> Iterator[Verdict]:
+    """All others say that they waited or lost a peer: who said nothing?"""
+    waits = [
+        event
+        for event in attempt.events
+        if event.kind == "traceback" and (event.says in CONSEQUENCES or event.says == "connection-reset")
+    ]
+    speakers = {event.rank for event in waits if event.rank != MISSING}
+    failed = {rank for rank, event in attempt.exits.items() if exit_code(event) not in (0, None)}
+    silent = set(range(attempt.world_size)) - speakers - failed
+    if speakers and silent and len(silent) * 2 < attempt.world_size:
+        certainty: Certainty = "likely" if len(silent) == 1 else "possible"
+        yield Verdict("behind", attempt, certainty, tuple(sorted(silent)), tuple(earliest(waits)))

@@ -1,0 +1,207 @@
+"""H134 to H138: what the log says about ranks that waited, where no rank reports its own failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rankscope.analyze.logs.watchdog import Call, Standoff
+from rankscope.analyze.logs.wording import finding, of_cause, quoted, who
+from rankscope.analyze.registry import Effect, rule
+from rankscope.model.finding import Finding, format_duration, ranks_phrase
+from rankscope.model.tables import Trace
+
+_RECORD = "rankscope record -o traces -- torchrun ... train.py"
+_WAIT_MORE = (
+    "collect more: set TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1 and NCCL_DEBUG=WARN, keep the log of "
+    f"every rank, or run it under `{_RECORD}`"
+)
+
+
+def _as_evidence(trace: Trace, result: Finding) -> Finding | Effect:
+    """Dumps show more than counters in a log: there, a log's verdict about a wait is only evidence."""
+    return Effect(result) if trace.has("collectives") else result
+
+
+def _deed(standoff: Standoff | None) -> str:
+    """Without any line of the rank, its log may just be missing."""
+    return "printed nothing while its peers timed out in" if standoff and standoff.absent else "did not come to"
+
+
+@rule("H134", "log-behind", needs=("log_events",))
+def log_behind(trace: Trace) -> Iterator[Finding | Effect]:
+    """A rank did not come to a collective in which its peers timed out, according to the log.
+
+    What it means: the other ranks report a timeout or a lost connection. This rank does not: its counter is lower, a
+    monitored barrier names it, or it printed nothing.
+
+    Why it happens: it is stuck or slow outside of collectives (data loading, checkpoint, evaluation, a lock), it left
+    its loop early, or it died without a message.
+
+    What to do: look at the last line that the rank printed, and get its stack while it hangs: `py-spy dump --pid PID`.
+
+    What could fool it: a rank inside the NCCL call, or creating a communicator, looks the same as one that never came.
+    If the log of the rank is missing, its silence means little: the certainty is then `possible`.
+    """
+    for verdict in of_cause(trace, "behind"):
+        standoff = verdict.standoff
+        if standoff is not None:
+            what = f"collective {standoff.call.seq} ({standoff.call.text})"
+            after = format_duration(standoff.timeout_ms * 10**6)
+            waits = f"{ranks_phrase(standoff.waiting)} timed out in it after {after}"
+            missing = (f"the log has no line of {ranks_phrase(standoff.absent)}",) if standoff.absent else ()
+        else:
+            what = (
+                "a monitored barrier"
+                if verdict.events[0].says == "monitored-barrier"
+                else "a collective that its peers were in"
+            )
+            waits, missing = "the other ranks report a timeout or a lost connection", ()
+        last = [event for event in verdict.attempt.of("last-output") if event.rank in verdict.ranks]
+        shown = tuple(f"last line of rank {event.rank}: {quoted(event.text)}" for event in last[:4])
+        yield _as_evidence(
+            trace,
+            finding(
+                verdict,
+                f"{who(verdict.ranks)} {_deed(standoff)} {what}",
+                certain=(waits,),
+                likely=("it is stuck outside of the collective, left early, or died without a message",),
+                notes=(*missing, *shown),
+                advice=f"find out what {who(verdict.ranks)} did instead: its last line, "
+                f"`py-spy dump --pid PID`, or `{_RECORD}`",
+                action="collect-more",
+            ),
+        )
+
+
+def _differing(call: Call, odd: Call) -> str:
+    if call.seq == odd.seq:
+        return f"{odd.text} where the others called {call.text}, in collective {call.seq}"
+    return f"some ranks wait in collective {call.seq} ({call.text}), others in {odd.seq} ({odd.text})"
+
+
+@rule("H135", "log-mismatch", needs=("log_events",))
+def log_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
+    """Ranks made different calls at the same position, according to the log.
+
+    What it means: the watchdogs or torch's own check (TORCH_DISTRIBUTED_DEBUG=DETAIL) show different operations, sizes
+    or positions on the ranks of one group. The minority is named; if there is no majority, both sides are.
+
+    Why it happens: a condition that differs between ranks, a parameter without a gradient on some of them, uneven
+    batches, an early `continue` or `return`.
+
+    What to do: make the condition the same on all ranks.
+
+    What could fool it: the watchdog prints neither dtype nor root. Gloo reports sizes of two ranks, not which is wrong.
+    """
+    for verdict in of_cause(trace, "mismatch"):
+        standoff, first = verdict.standoff, verdict.events[0]
+        sides = first.detail("sides") or ()
+        if standoff is not None and standoff.odd is not None:
+            calls = _differing(standoff.call, standoff.odd)
+        elif sides:
+            calls = " and ".join(f"{side['op'].lower()} [{side['shape']}] on rank {side['rank']}" for side in sides)
+        else:
+            calls = f"a peer sent {first.detail('sent')} bytes where {first.detail('expected')} were expected"
+        is_tie = not verdict.ranks or (standoff is not None and standoff.is_tie)
+        noun = "calls" if is_tie else "a call"
+        yield _as_evidence(
+            trace,
+            finding(
+                verdict,
+                f"{who(verdict.ranks, 'two ranks')} made {noun} that cannot complete: {calls}",
+                certain=("the calls cannot complete together",),
+                likely=("no majority: either side may be wrong",) if is_tie else (),
+                advice="make the condition before the call the same on all ranks",
+                action="fix-first",
+            ),
+        )
+
+
+@rule("H136", "log-stalled", needs=("log_events",))
+def log_stalled(trace: Trace) -> Iterator[Finding | Effect]:
+    """All ranks timed out in the same call: none is missing, so a device or the network is.
+
+    What it means: every rank of the job reports a timeout in one collective, with the same operation and size.
+
+    Why it happens: a link, a switch, a NIC or a device; or a deadlock between groups or streams. If it is the first
+    collective, the set-up: interfaces, peer-to-peer access, device binding.
+
+    What to do: record with NCCL_DEBUG=WARN, which names the peer of a broken connection, and check the hosts.
+
+    What could fool it: the watchdog shows neither dtype nor root, so a mismatch in these looks the same.
+    """
+    for verdict in of_cause(trace, "stalled"):
+        standoff = verdict.standoff
+        assert standoff is not None
+        hosts = sorted(set(verdict.attempt.hosts.values()))
+        yield _as_evidence(
+            trace,
+            finding(
+                verdict,
+                f"{ranks_phrase(standoff.waiting)} all timed out in collective {standoff.call.seq} "
+                f"({standoff.call.text}): no rank is missing",
+                certain=("all ranks of this log report the same call",),
+                likely=("a device or the network stopped it",),
+                notes=(f"hosts: {', '.join(hosts)}",) if hosts else (),
+                advice=_WAIT_MORE,
+                action="collect-more",
+            ),
+        )
+
+
+@rule("H137", "log-missing", needs=("log_events",))
+def log_missing(trace: Trace) -> Iterator[Finding | Effect]:
+    """The job did not start: a rank never joined, according to the ranks that waited for it.
+
+    What it means: ranks waited in init_process_group for others that did not come.
+
+    Why it happens: a node was not started, a firewall, a wrong MASTER_ADDR or WORLD_SIZE, or a rank that failed before
+    it joined.
+
+    What to do: look at the log of the missing rank, and check that it can reach the address of rank 0.
+
+    What could fool it: if the log has no line of the missing rank, only its number is known, or how many are missing.
+    """
+    for verdict in of_cause(trace, "missing"):
+        first = verdict.events[0]
+        joined, expected = first.detail("joined"), first.detail("expected")
+        counted = (
+            f"{joined} of {expected} ranks joined" if joined is not None else "a rank did not set its key in the store"
+        )
+        yield finding(
+            verdict,
+            f"{who(verdict.ranks, 'at least one rank')} did not join the job: {counted}",
+            certain=("the ranks that report it were there and waited",),
+            advice="look at the log of the missing rank; check MASTER_ADDR, WORLD_SIZE and the firewall",
+            action="collect-more",
+        )
+
+
+@rule("H138", "log-undecided", needs=("log_events",))
+def log_undecided(trace: Trace) -> Iterator[Finding | Effect]:
+    """The job failed, but its log does not show which rank caused it.
+
+    What it means: the log holds only what the failure did to others: timeouts, lost connections, SIGTERM. No
+    rank can be named without guessing.
+
+    Why it happens: the log of the rank that failed first is missing or cut, or it ended without a message.
+
+    What to do: collect what the finding names.
+
+    What could fool it: nothing is claimed.
+    """
+    for verdict in of_cause(trace, "undecided"):
+        known = verdict.attempt.ranks
+        absent = sorted(set(range(verdict.attempt.world_size)) - known)
+        yield _as_evidence(
+            trace,
+            finding(
+                verdict,
+                "the job failed, but this log does not show which rank caused it",
+                certain=("every message in it is a consequence of another rank's failure",),
+                notes=(f"the log has no line of {ranks_phrase(tuple(absent))}",) if absent else (),
+                advice=_WAIT_MORE,
+                action="collect-more",
+                severity="warning",
+            ),
+        )

@@ -1,0 +1,163 @@
+"""What the watchdogs of all ranks say about one process group: who is behind, who differs, or that all came."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal, NamedTuple
+
+from rankscope.analyze.logs.events import Attempt, Event
+from rankscope.model.finding import Certainty
+from rankscope.model.tables import MISSING
+
+_UNEVEN = ("GATHER", "SCATTER", "ALLTOALL", "ALLTOALL_BASE")  # sizes may differ between ranks
+_P2P = ("SEND", "RECV")
+_UNKNOWN_SIZE = 18446744073709551615
+
+
+class Call(NamedTuple):
+    seq: int
+    op: str
+    n_in: int
+    n_out: int
+
+    @property
+    def text(self) -> str:
+        size = f" of {self.n_in:,} elements" if self.n_in != MISSING else ""
+        return f"{self.name}{size}"
+
+    @property
+    def name(self) -> str:
+        """As the Flight Recorder has it: _ALLGATHER_BASE is _all_gather_base."""
+        return (
+            self.op.lower()
+            .replace("allreduce", "all_reduce")
+            .replace("allgather", "all_gather")
+            .replace("alltoall", "all_to_all")
+        )
+
+
+class Standoff(NamedTuple):
+    """The earliest call of one group that timed out, and where its ranks are."""
+
+    cause: Literal["behind", "mismatch", "stalled", "undecided"]
+    certainty: Certainty
+    ranks: tuple[int, ...]  # the culprits
+    call: Call
+    group: str
+    desc: str
+    waiting: tuple[int, ...]
+    timeout_ms: int
+    events: tuple[Event, ...]
+    odd: Call | None = None
+    is_tie: bool = False
+    absent: tuple[int, ...] = ()  # ranks without any line
+
+
+class _Seen(NamedTuple):
+    call: Call
+    timeout: Event
+    enqueued: int
+    completed: int
+
+
+def standoff_of(attempt: Attempt) -> Standoff | None:
+    """None where no watchdog spoke."""
+    groups = _by_group(attempt)
+    if not groups:
+        return None
+    (group, desc), seen = min(groups.items(), key=lambda item: _started(item[1]))
+    timeouts = tuple(each.timeout for each in seen.values())
+    calls = {rank: each.call for rank, each in seen.items()}
+    lowest = min(call.seq for call in calls.values())
+    at_lowest = {rank: call for rank, call in calls.items() if call.seq == lowest}
+    common = Counter(at_lowest.values()).most_common()
+    call = common[0][0]
+    timeout_ms = max(int(event.fields["timeout_ms"]) for event in timeouts)
+    base = Standoff("undecided", "certain", (), call, group, desc, tuple(sorted(calls)), timeout_ms, timeouts)
+    if call.op in _P2P:
+        return base
+    odd = [other for other, _ in common[1:] if _differs(call, other)]
+    if odd:
+        is_tie = common[0][1] == common[1][1]
+        ranks = {rank for rank, own in at_lowest.items() if own != call} if not is_tie else set(at_lowest)
+        certainty: Certainty = "likely" if is_tie else "certain"
+        return base._replace(cause="mismatch", certainty=certainty, ranks=_sorted(ranks), odd=odd[0], is_tie=is_tie)
+    ahead = {rank for rank, own in calls.items() if own.seq > lowest}
+    if ahead:  # ranks wait in different calls of one group: some made more calls than others
+        minority = min(ahead, set(at_lowest), key=len)
+        is_tie = len(ahead) == len(at_lowest)
+        ranks = set(calls) if is_tie else minority
+        return base._replace(
+            cause="mismatch", certainty="likely", ranks=_sorted(ranks), odd=calls[min(ahead)], is_tie=is_tie
+        )
+    return _who_is_missing(attempt, set(seen), base)
+
+
+def _sorted(ranks: set[int]) -> tuple[int, ...]:
+    return tuple(sorted(ranks))
+
+
+def _who_is_missing(attempt: Attempt, waiting: set[int], base: Standoff) -> Standoff:
+    """All watchdogs name the same call. Counters of ranks without a time-out are those of the default group."""
+    if base.desc not in ("default_pg", "") or base.group not in ("0", "default_pg", ""):
+        return base
+    silent = attempt.ranks - waiting
+    counted = {event.rank: int(event.fields["enqueued"]) for event in attempt.of("dump-signal") if event.rank in silent}
+    behind = {rank for rank, enqueued in counted.items() if enqueued < base.call.seq}
+    if behind:
+        return base._replace(cause="behind", certainty="likely", ranks=_sorted(behind))
+    world = set(range(attempt.world_size))
+    absent = world - waiting - set(counted)
+    if absent and len(absent) * 2 < len(world):
+        has_log = absent <= attempt.ranks
+        unseen = _sorted(absent - attempt.ranks)
+        certainty: Certainty = "likely" if has_log else "possible"
+        return base._replace(cause="behind", certainty=certainty, ranks=_sorted(absent), absent=unseen)
+    if not absent and not counted and len(waiting) > 1:
+        return base._replace(cause="stalled", certainty="likely")
+    return base
+
+
+def _by_group(attempt: Attempt) -> dict[tuple[str, str], dict[int, _Seen]]:
+    """The first time-out of each rank in each group; repeats of one message count once."""
+    status = attempt.of("watchdog-status")
+    groups: dict[tuple[str, str], dict[int, _Seen]] = {}
+    for event in attempt.of("watchdog-timeout"):
+        if event.rank == MISSING:
+            continue
+        seq = int(event.fields["seq"])
+        own = next((each for each in status if each.rank == event.rank and each.fields.get("seq") == seq), None)
+        named = own.fields if own is not None and "group" in own.fields else event.fields
+        key = (str(named.get("group", "")), str(named.get("desc", "")))
+        counters = own.fields if own is not None else {}
+        call = Call(seq, str(event.fields["op"]), _size(event, "n_in"), _size(event, "n_out"))
+        seen = _Seen(call, event, int(counters.get("enqueued", MISSING)), int(counters.get("completed", MISSING)))
+        groups.setdefault(key, {}).setdefault(event.rank, seen)
+    if ("", "") in groups and len(groups) == 2:  # a rank whose status line is lost waits in the only group there is
+        unnamed = groups.pop(("", ""))
+        [seen_by_rank] = groups.values()
+        for rank, seen in unnamed.items():
+            seen_by_rank.setdefault(rank, seen)
+    return groups
+
+
+def _size(event: Event, name: str) -> int:
+    value = event.fields.get(name, MISSING)
+    return MISSING if str(value) == str(_UNKNOWN_SIZE) or not str(value).lstrip("-").isdecimal() else int(value)
+
+
+def _started(seen: dict[int, _Seen]) -> tuple[bool, int, int]:
+    """When the first of the group's waiting calls began: groups have different time-outs."""
+    starts = [
+        each.timeout.time_ns - int(each.timeout.fields["ran_ms"]) * 10**6
+        for each in seen.values()
+        if each.timeout.time_ns != MISSING
+    ]
+    return (not starts, min(starts, default=0), min(each.timeout.line for each in seen.values()))
+
+
+def _differs(call: Call, other: Call) -> bool:
+    if call.op != other.op:
+        return True
+    sizes_known = MISSING not in (call.n_in, other.n_in)
+    return sizes_known and call.op not in _UNEVEN and (call.n_in, call.n_out) != (other.n_in, other.n_out)

@@ -1,0 +1,146 @@
+"""Who wrote a line of a job's output, and when: what launchers, schedulers and loggers put before a message."""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rankscope.model.tables import MISSING
+
+_NUMBER = r"(\d{1,9})"
+_DATE = r"(?P<date>\d{4}-\d\d-\d\d)[T_ -](?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
+# Each is peeled off the left end of the line, in any order and number: they stack.
+_RFC3339 = re.compile(rf"{_DATE}(?: (?:stdout|stderr) [FP])? ?")
+_BRACKETED = re.compile(rf"\[{_DATE}(?: [A-Z]{{2}}\d[^\]\s]{{0,40}})?\] ?")
+_TASK = re.compile(r"\s{0,6}(?P<task>\d{1,6}): ")
+_TEE = re.compile(r"\[(?!rank)[A-Za-z_]{1,40}(?P<local>\d{1,9})\]: ?")
+_RANK = re.compile(r"\[rank(?P<rank>\d{1,9})\]: ?")
+_NAMED = re.compile(r"\[(?:rank: |RANK )(?P<rank>\d{1,9})\] ?")
+_MPI = re.compile(r"\[\d{1,9},(?P<rank>\d{1,9})\]<std(?:err|out)>: ?")
+_RAY = re.compile(
+    r"\((?P<actor>[A-Za-z_][\w.]{0,80})(?:\[rank=(?P<rank>\d{1,9})\])? pid=(?P<pid>\d{1,10})"
+    r"(?:, ip=(?P<host>[\w.:-]{1,64}))?\) ?"
+)
+_POD = re.compile(r"\[pod/(?P<pod>[\w.-]{1,253})/[\w.-]{1,253}\] ?")
+_HOST = re.compile(
+    r"(?P<host>[A-Za-z][\w-]{0,60}(?:\.[\w-]{1,60}){0,6}): (?=\[rank|\[default|\[[EWIF]\d|  File |Traceback )"
+)
+_VIEWER = re.compile(r"\[\d{1,7}\] (?=\[|Traceback)")
+_C10 = re.compile(
+    r"\[(?P<level>[IWEF])(?:(?P<day>\d{3,4}) (?P<clock>\d\d:\d\d:\d\d\.\d{1,9}))? "
+    r"(?P<module>[\w./-]{1,200}\.(?:cpp|h|cc)):\d{1,9}\] ?"
+)
+_GLOG = re.compile(
+    r"(?P<level>[VIWEFC])(?P<day>\d{4}) (?P<clock>\d\d:\d\d:\d\d\.\d{6}) +(?P<pid>\d{1,18}) "
+    r"(?P<module>[^\]\n]{1,300}?):\d{1,9}\] ?"
+)
+_PEELED = (_RFC3339, _BRACKETED, _POD, _RAY, _TEE, _RANK, _NAMED, _MPI, _C10, _GLOG, _VIEWER, _HOST)
+_MAX_PREFIXES = 10
+_NEXT_SPEAKER = re.compile(r"(?=\[rank\d{1,9}\]:)")
+_DAY_NS = 24 * 3600 * 10**9
+_MAX_SPEAKERS = 64
+
+
+class Line(NamedTuple):
+    """A message without its prefixes, and what they say; MISSING and "" where they are silent."""
+
+    text: str
+    rank: int = MISSING  # global, as the line says it
+    label: str = ""  # what the launcher calls the stream: `task 3`, `local 3`, `pid 812 10.0.0.3`, `pod worker-1`
+    pid: int = MISSING
+    host: str = ""
+    time_ns: int = MISSING
+    is_collected: bool = False  # the time is the collector's, not the process's
+    is_hooked: bool = False  # by torch's excepthook, which prints only what nobody caught
+    is_logged: bool = False  # by a logger of torch
+
+
+def split_speakers(text: str) -> list[str]:
+    """Two ranks that wrote at once share a line: cut before every `[rank3]:` but the first part's own."""
+    if text.count("[rank") < 2:
+        return [text]
+    parts = _NEXT_SPEAKER.split(text, maxsplit=_MAX_SPEAKERS)
+    if len(parts) > 1 and len(parts[0]) < 200 and _is_prefix_only(parts[0]):
+        parts[0:2] = [parts[0] + parts[1]]
+    return [part for part in parts if part]
+
+
+def _is_prefix_only(text: str) -> bool:
+    return not parse_line(text, MISSING).text
+
+
+def parse_line(text: str, near_ns: int) -> Line:
+    """Peels the prefixes; `near_ns` is a moment after the line was written, for stamps without a year."""
+    position = 0
+    rank = pid = stamp = MISSING
+    label = host = ""
+    is_collected = is_hooked = is_logged = False
+    for _ in range(_MAX_PREFIXES):
+        match = next((hit for pattern in _PEELED if (hit := pattern.match(text, position))), None)
+        if match is None and not position and (match := _TASK.match(text)):
+            label = f"task {int(match['task'])}"
+        if match is None or match.end() == position:
+            break
+        parts = match.groupdict()
+        if parts.get("rank"):
+            rank = int(parts["rank"])
+            is_hooked |= match.re is _RANK and text[match.end() - 1 : match.end()] == " "
+        if parts.get("local"):
+            label = f"local {int(parts['local'])}"
+        if parts.get("pid"):
+            pid = int(parts["pid"])
+            if match.re is _RAY:
+                label = f"pid {pid} {parts.get('host') or ''}".rstrip()
+        if parts.get("pod"):
+            label = label or f"pod {parts['pod']}"
+        host = parts.get("host") or host
+        is_logged |= match.re in (_C10, _GLOG)
+        moment = MISSING
+        if parts.get("date"):
+            moment = dated_ns(parts["date"], parts["time"], parts["zone"] or "")
+        elif parts.get("clock"):
+            moment = undated_ns(parts["day"], parts["clock"], near_ns)
+        if moment != MISSING and stamp == MISSING:
+            stamp, is_collected = moment, match.re is _RFC3339
+        position = match.end()
+    return Line(text[position:], rank, label, pid, host, stamp, is_collected, is_hooked, is_logged)
+
+
+def dated_ns(date: str, clock: str, zone: str = "") -> int:
+    """`2026-11-18`, `10:11:12.5` -> nanoseconds since the epoch; without a zone as if it were UTC."""
+    try:
+        seconds = calendar.timegm(time.strptime(f"{date} {clock[:8]}", "%Y-%m-%d %H:%M:%S"))
+    except (ValueError, OverflowError):
+        return MISSING
+    if len(zone) > 1:
+        digits = zone[1:].replace(":", "")
+        shift = int(digits[:2]) * 3600 + int(digits[2:4]) * 60
+        seconds -= shift if zone[0] == "+" else -shift
+    return seconds * 10**9 + _fraction_ns(clock) if 0 < seconds < 1 << 32 else MISSING
+
+
+def undated_ns(day: str, clock: str, near_ns: int) -> int:
+    """`1118` or `817` (month and day), in the last year that is not after the file itself."""
+    if near_ns == MISSING or not day:
+        return MISSING
+    year = time.gmtime(near_ns / 1e9).tm_year
+    for candidate in (year + 1, year, year - 1):
+        moment = dated_ns(f"{candidate}-{int(day[:-2]):02d}-{day[-2:]}", clock)
+        if moment != MISSING and moment <= near_ns + _DAY_NS:
+            return moment
+    return MISSING
+
+
+def _fraction_ns(clock: str) -> int:
+    return int(clock[9:18].ljust(9, "0")) if len(clock) > 9 else 0
+
+
+def plain_parts(raw: bytes) -> Iterator[str]:
+    """The texts that a terminal would have shown on one line: without colors, a progress bar's stages apart."""
+    from rankscope.read.log_text import plain_lines
+
+    for part in plain_lines(raw):
+        yield from split_speakers(part.decode("utf-8", "replace"))

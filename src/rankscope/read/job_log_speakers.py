@@ -1,0 +1,176 @@
+"""Which rank a line is of: from its prefix, its file's name, the process named elsewhere; else unknown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rankscope.model.tables import MISSING
+from rankscope.read.job_log_lines import Line, parse_line, plain_parts
+from rankscope.read.job_log_messages import Fields
+
+_LAUNCHED = re.compile(r"attempt_(?P<attempt>\d{1,6})/(?P<local>\d{1,9})/std(?:err|out)\.log")
+_NAMED = re.compile(
+    r"(?:^|[/_.-])(?:rank|task|proc|worker|global_rank)[_.-]?(?P<rank>\d{1,9})(?=[_./-]|$)", re.IGNORECASE
+)
+_HOST = re.compile(r"(?:^|[/_.-])(?:node|host)[_.-]?(?P<host>[A-Za-z0-9-]{1,60})(?=[_./]|$)", re.IGNORECASE)
+_RAY_FILE = re.compile(r"worker-[0-9a-f]{8,}-[0-9a-fA-F]+-(?P<pid>\d{1,10})\.(?:out|err)")
+_SAMPLE = 1 << 10
+_MAX_LABELS = 1 << 16
+_MAX_TEXT = 300
+
+
+class PathFacts(NamedTuple):
+    rank: int = MISSING
+    local: int = MISSING
+    attempt: int = MISSING
+    pid: int = MISSING
+    host: str = ""
+
+
+def path_facts(shown: str) -> PathFacts:
+    """What the file's place says: torchrun's log folder has local ranks, other names global ones."""
+    path = shown.replace("!", "/").replace("\\", "/")
+    host = match["host"] if (match := _HOST.search(path)) else ""
+    if launched := _LAUNCHED.search(path):
+        return PathFacts(local=int(launched["local"]), attempt=int(launched["attempt"]), host=host)
+    name = path.rsplit("/", 1)[-1]
+    if ray := _RAY_FILE.search(name):
+        return PathFacts(pid=int(ray["pid"]), host=host)
+    named = _NAMED.search(name)
+    return PathFacts(rank=int(named["rank"]) if named else MISSING, host=host)
+
+
+class _Output(NamedTuple):
+    line: int
+    text: str
+    time_ns: int
+    speaker: Line
+
+
+class Speakers:
+    """The streams of one text, and what links them to ranks."""
+
+    def __init__(self) -> None:
+        self._by_label: dict[str, set[int]] = {}
+        self._by_pid: dict[int, set[int]] = {}
+        self._by_group_rank: dict[int, set[int]] = {}
+        self._last: dict[tuple[int, str], _Output] = {}
+        self._locals: dict[int, set[int]] = {}  # of torchrun's table: local rank -> ranks
+        self._hosts: dict[int, str] = {}
+        self._labels_are_ranks = True
+        self._path = PathFacts()
+        self._file_ranks: set[int] = set()
+
+    def note(self, line: Line, number: int) -> None:
+        if line.rank != MISSING:
+            self._file_ranks.add(line.rank)
+            if line.label and len(self._by_label) < _MAX_LABELS:
+                self._by_label.setdefault(line.label, set()).add(line.rank)
+            if line.pid != MISSING and len(self._by_pid) < _MAX_LABELS:
+                self._by_pid.setdefault(line.pid, set()).add(line.rank)
+        self._note_output(number, line)
+
+    def _note_output(self, number: int, line: Line) -> None:
+        key = (line.rank, line.label)
+        if key == (MISSING, "") or len(self._last) >= _MAX_LABELS or not line.text.strip():
+            return
+        # What torch logs says less about where the rank was than what the job printed.
+        if not line.is_logged or key not in self._last or self._last[key].speaker.is_logged:
+            self._last[key] = _Output(number, line.text[:_MAX_TEXT], line.time_ns, line)
+
+    def note_exit(self, entry: Fields) -> None:
+        self._by_pid.setdefault(entry["exit_pid"], set()).add(entry["exit_rank"])
+        self._locals.setdefault(entry["local_rank"], set()).add(entry["exit_rank"])
+        self._hosts[entry["exit_rank"]] = entry["node"]
+
+    def sample(self, block: bytes, n_before: int) -> None:
+        """A few lines of every block: which streams have output at all."""
+        for part in (block[:_SAMPLE], block[-_SAMPLE:]):
+            for raw in part.split(b"\n")[1:-1] if len(block) > _SAMPLE else part.split(b"\n"):
+                for text in plain_parts(raw[:1000]):
+                    self.note(parse_line(text, MISSING), n_before)
+            if len(block) <= _SAMPLE:
+                break
+
+    def settle(self, facts: PathFacts) -> None:
+        """A launcher's number is a rank unless a line or torchrun's table says otherwise."""
+        self._path = facts
+        for label, ranks in self._by_label.items():
+            kind, _, number = label.partition(" ")
+            if kind in ("task", "local") and (len(ranks) > 1 or int(number) not in ranks):
+                self._labels_are_ranks = False
+        if any(local not in ranks or len(ranks) > 1 for local, ranks in self._locals.items()):
+            self._labels_are_ranks = False
+
+    def n_ranks(self) -> int:
+        return len(self._last)
+
+    def outputs(self) -> Iterator[dict[str, Any]]:
+        """The last thing that each stream printed: silence says something only of a rank whose log is here."""
+        for output in self._last.values():
+            yield {
+                "line": output.line,
+                "speaker": output.speaker,
+                "time_ns": output.time_ns,
+                "near_ns": output.time_ns,
+                "kind": "last-output",
+                "text": output.text,
+                "fields": {},
+            }
+
+    def attribution(self, line: Line, fields: Fields) -> dict[str, Any]:
+        rank, by = self._rank(line, fields)
+        local = MISSING
+        if line.label.startswith("local "):
+            local = int(line.label.split()[1])
+        elif self._path.local != MISSING:
+            local = self._path.local
+        host = line.host or self._hosts.get(rank, "") or str(fields.get("node", "")) or self._path.host
+        named = fields.get("exit_pid", fields.get("nccl_pid"))
+        pid = line.pid if named is None else named
+        return {"rank": rank, "rank_from": by, "local_rank": local, "host": host, "pid": int(pid)}
+
+    def _rank(self, line: Line, fields: Fields) -> tuple[int, str]:
+        if "exit_rank" in fields:
+            return int(fields["exit_rank"]), "table"
+        if "xid" in fields or "killed_pid" in fields:  # the kernel's words, wherever they stand
+            return MISSING, ""
+        if "exit_pid" in fields or "tasks" in fields:  # of the process that it names, not of the launcher
+            return self._named_rank(fields)
+        if line.rank != MISSING:
+            return line.rank, "prefix"
+        known = self._by_label.get(line.label, set()) if line.label else set()
+        if len(known) == 1:
+            return next(iter(known)), "prefix"
+        kind, _, number = line.label.partition(" ")
+        if kind in ("task", "local") and self._labels_are_ranks:
+            return int(number), kind
+        named = self._by_pid.get(line.pid, set()) if line.pid != MISSING else self._by_pid.get(self._path.pid, set())
+        if len(named) == 1:
+            return next(iter(named)), "process"
+        return self._path_rank(line)
+
+    def _path_rank(self, line: Line) -> tuple[int, str]:
+        if line.label:
+            return MISSING, ""
+        is_of_one = (self._path.rank, self._path.local, self._path.pid) != (MISSING, MISSING, MISSING)
+        if is_of_one and len(self._file_ranks) == 1:  # a file of one rank, some of whose lines say which
+            return next(iter(self._file_ranks)), "file"
+        if not self._file_ranks and self._path.rank != MISSING:
+            return self._path.rank, "name"
+        if not self._file_ranks and self._path.local != MISSING:
+            return self._path.local, "local"
+        return MISSING, ""
+
+    def _named_rank(self, fields: Fields) -> tuple[int, str]:
+        known = self._by_pid.get(int(fields.get("exit_pid", MISSING)), set())
+        if len(known) == 1:
+            return next(iter(known)), "process"
+        if "local_rank" in fields and self._labels_are_ranks and not self._locals:
+            return int(fields["local_rank"]), "local"
+        tasks = str(fields.get("tasks", ""))
+        if tasks.isdecimal() and self._labels_are_ranks:
+            return int(tasks), "task"
+        return MISSING, ""

@@ -1,0 +1,119 @@
+"""Captures of three ranks of which the last joins every collective 30 ms late, with what the host sampler saw of it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MS = 1_000_000
+START = 1_795_000_000_000_000_000
+N_RANKS, N_STEPS, LATE = 3, 40, 2
+PERIOD, PAUSE, WORK = 36 * MS, 30 * MS, 5 * MS
+SAMPLE = 4 * MS + 300_000  # no divisor of the period
+FILE = "/job/train.py"
+FORWARD, BACKWARD, PLANTED, OTHER = 50, 60, 70, 80  # lines
+
+
+class Scene(NamedTuple):
+    """What the late rank does in its pause."""
+
+    line: int = PLANTED
+    state: str = "R"
+    waits_in: str = ""
+    mark: str = ""
+    late_ns: int = 0
+    cpu_ns: int = 0
+    delayed_ns: int = 0
+    others_ns: int = 0
+    library: str = ""  # whose code the line calls
+
+
+SCENES = {
+    "X602": Scene(mark="gc"),
+    "X603": Scene(mark="loading"),
+    "X604": Scene(mark="saving", state="D", library="/lib/python3.11/site-packages/torch/serialization.py"),
+    "X605": Scene(state="S", waits_in="write pipe:[7]"),
+    "X606": Scene(state="S", waits_in="futex", library="/usr/lib/python3.11/queue.py"),
+    "X607": Scene(late_ns=8 * MS, others_ns=SAMPLE),
+    "X608": Scene(delayed_ns=SAMPLE),
+    "X609": Scene(line=FORWARD, cpu_ns=SAMPLE),
+    "X610": Scene(cpu_ns=SAMPLE),
+    "X611": Scene(mark="optimizer"),
+    "X612": Scene(state="S", waits_in="clock_nanosleep"),
+    "X613": Scene(mark="compile"),
+}
+
+
+def writer(code: str) -> Callable[[Path], object]:
+    return lambda folder: write(folder, SCENES[code])
+
+
+def write(folder: Path, scene: Scene, late: Callable[[int], int | None] = lambda step: LATE) -> None:
+    """`late` says which rank is late in a step, if any."""
+    for rank in range(N_RANKS):
+        joined = [_joined(rank, step, late) for step in range(N_STEPS)]
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(_dump(rank, joined))
+        lines = _host_lines(rank, scene, [step for step in range(N_STEPS) if late(step) == rank])
+        (folder / f"host_{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _joined(rank: int, step: int, late: Callable[[int], int | None]) -> int:
+    begin = START + step * PERIOD
+    return begin + (PERIOD if late(step) == rank else WORK + rank * 1000)
+
+
+def _dump(rank: int, joined: list[int]) -> bytes:
+    frames = [{"name": "train", "filename": FILE, "line": BACKWARD}]
+    entries = [
+        {
+            "frames": frames,
+            "record_id": number,
+            "pg_id": 0,
+            "process_group": ("0", "default_pg"),
+            "collective_seq_id": number + 1,
+            "p2p_seq_id": 0,
+            "op_id": number + 1,
+            "profiling_name": "gloo:all_reduce",
+            "time_created_ns": created,
+            "input_sizes": [[1024]],
+            "input_dtypes": ["Float"],
+            "output_sizes": [[1024]],
+            "output_dtypes": ["Float"],
+            "state": "completed",
+            "time_discovered_started_ns": None,
+            "time_discovered_completed_ns": None,
+            "retired": True,
+            "timeout_ms": 600_000,
+            "is_p2p": False,
+        }
+        for number, created in enumerate(joined)
+    ]
+    group = {"name": "0", "desc": "default_pg", "ranks": str(list(range(N_RANKS)))}
+    about = {"last_enqueued_collective": N_STEPS, "last_started_collective": -1, "last_completed_collective": N_STEPS}
+    return pickle.dumps({"version": "2.10", "pg_config": {"0": group}, "pg_status": {"0": about}, "entries": entries})
+
+
+def _host_lines(rank: int, scene: Scene, late_steps: list[int]) -> Iterator[dict[str, Any]]:
+    machine = {"n_cores": 4, "n_usable_cores": 4, "n_torch_threads": 8}
+    yield {"schema": "rankscope.host/1", "rank": rank, "machine": machine}
+    lines = {0: FORWARD, 1: BACKWARD, 2: scene.line, 3: OTHER}
+    for number, line in lines.items():
+        library = [[scene.library, 1, "call"]] if number == 2 and scene.library else []
+        yield {"stack": [number, [*library, [FILE, line, "train"]]]}
+    for time in range(START - PERIOD, START + N_STEPS * PERIOD, SAMPLE):
+        step, phase = divmod(time - START, PERIOD)
+        counts = [0, 0, 1 << 30, 4]  # bytes read and written, memory, threads
+        if step in late_steps and phase < PAUSE:
+            own = [scene.late_ns, scene.state, scene.waits_in, scene.cpu_ns, scene.delayed_ns, scene.others_ns]
+            yield {"sample": [time, step + 1, 2, *own, *counts]}
+            yield {"threads": [time, [["helper", 3, scene.others_ns]]]}
+        elif phase < WORK or step in late_steps:
+            yield {"sample": [time, step + 1, 0, 0, "R", "", SAMPLE, 0, 0, *counts]}
+        else:
+            yield {"sample": [time, step + 1, 1, 0, "S", "futex", 0, 0, 0, *counts]}
+    for step in late_steps if scene.mark else ():
+        begin = START + step * PERIOD
+        yield {"mark": [scene.mark, begin, begin + PAUSE, ""]}

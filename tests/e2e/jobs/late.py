@@ -1,0 +1,235 @@
+"""A job in which the last rank is late for one cause; the line that is to be named ends in `# planted: CAUSE`."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+WIDTH, BATCH = 128, 32
+PAUSE_S = 0.03
+
+
+class Options(argparse.Namespace):
+    cause: str
+    steps: int
+    scratch: Path
+    cured: bool
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cause", choices=sorted(CAUSES))
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--scratch", type=Path, default=Path())
+    parser.add_argument("--cured", action="store_true", help="the same job without the cause")
+    options = parser.parse_args(namespace=Options())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    is_late = dist.get_rank() == dist.get_world_size() - 1 and not options.cured
+    CAUSES[options.cause](options, is_late)
+    dist.destroy_process_group()
+
+
+def model_of(dtype: torch.dtype = torch.float32) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    parts = [part for _ in range(3) for part in (nn.Linear(WIDTH, WIDTH, dtype=dtype), nn.ReLU())]
+    return DistributedDataParallel(nn.Sequential(*parts))
+
+
+def train(options: Options, act: Callable[[int], object], batches: Iterator[torch.Tensor] | None = None) -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(options.steps):
+        batch = next(batches) if batches is not None else torch.randn(BATCH, WIDTH)
+        act(step)
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sleeping(options: Options, is_late: bool) -> None:
+    def act(step: int) -> None:
+        if is_late:
+            time.sleep(PAUSE_S)  # planted: sleep
+
+    train(options, act)
+
+
+def collecting(options: Options, is_late: bool) -> None:
+    kept = [[number] for number in range(1_000_000 if is_late else 10)]
+
+    def act(step: int) -> None:
+        if is_late:
+            gc.collect()  # planted: gc
+        assert kept
+
+    train(options, act)
+
+
+class Slow(Dataset[torch.Tensor]):
+    def __init__(self, length: int, seconds: float) -> None:
+        self.length, self.seconds = length, seconds
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        deadline = time.perf_counter() + self.seconds / BATCH
+        while time.perf_counter() < deadline:
+            sum(range(100))  # planted: loading
+        return torch.randn(WIDTH)
+
+
+def loading(options: Options, is_late: bool) -> None:
+    data = Slow(options.steps * BATCH, PAUSE_S if is_late else 0)
+    train(options, lambda step: None, iter(DataLoader(data, BATCH)))
+
+
+def waiting_for_workers(options: Options, is_late: bool) -> None:
+    data = Slow(options.steps * BATCH, 2 * PAUSE_S if is_late else 0)
+    batches = iter(DataLoader(data, BATCH, num_workers=1))
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(options.steps):
+        batch = next(batches)  # planted: workers
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def saving(options: Options, is_late: bool) -> None:
+    weights = {"weights": torch.zeros(10_000_000 if is_late else 10)}
+
+    def act(step: int) -> None:
+        if is_late and step % 5 == 0:
+            torch.save(weights, options.scratch / "checkpoint.pt")  # planted: saving
+
+    train(options, act)
+
+
+def reading(options: Options, is_late: bool) -> None:
+    """From a pipe whose writer is slow."""
+    source, target = os.pipe()
+
+    def feed() -> None:
+        while True:
+            time.sleep(PAUSE_S)
+            os.write(target, b".")
+
+    if is_late:
+        threading.Thread(target=feed, daemon=True).start()
+
+    def act(step: int) -> None:
+        if is_late:
+            os.read(source, 1)  # planted: transfer
+
+    train(options, act)
+
+
+def locking(options: Options, is_late: bool) -> None:
+    lock = threading.Lock()
+
+    def hold() -> None:
+        while True:
+            with lock:
+                time.sleep(PAUSE_S)
+            time.sleep(0.001)
+
+    if is_late:
+        threading.Thread(target=hold, name="holder", daemon=True).start()
+
+    def act(step: int) -> None:
+        if is_late:
+            with lock:  # planted: lock
+                pass
+
+    train(options, act)
+
+
+def sharing_python(options: Options, is_late: bool) -> None:
+    def spin() -> None:
+        while True:
+            sum(range(1000))  # planted: python-lock
+
+    if is_late:
+        threading.Thread(target=spin, name="spinner", daemon=True).start()
+    train(options, lambda step: [len(str(number)) for number in range(2000)])
+
+
+def evaluating(options: Options, is_late: bool) -> None:
+    weights = torch.randn(500, 500)
+
+    def act(step: int) -> None:
+        if is_late:
+            with torch.no_grad():
+                for _ in range(20):
+                    torch.mm(weights, weights).sum().item()  # planted: extra
+
+    train(options, act)
+
+
+def working_more(options: Options, is_late: bool) -> None:
+    size = 1500 if is_late else 200
+    first, second = torch.randn(size, 800), torch.randn(800, 800)
+
+    def act(step: int) -> None:
+        torch.mm(first, second)  # planted: longer
+
+    train(options, act)
+
+
+def stepping(options: Options, is_late: bool) -> None:
+    torch.manual_seed(0)
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    extra = nn.Parameter(torch.randn(5_000_000 if is_late else 10))
+    extra.grad = torch.randn_like(extra)
+    slow = torch.optim.AdamW([extra], lr=0.01)
+    for _ in range(options.steps):
+        model(torch.randn(BATCH, WIDTH)).square().mean().backward()
+        slow.step()  # planted: optimizer
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def compiling(options: Options, is_late: bool) -> None:
+    def double(values: torch.Tensor) -> torch.Tensor:
+        return values * 2 + 1
+
+    def act(step: int) -> None:
+        if is_late:
+            torch.compiler.reset()
+        compiled = torch.compile(double, backend="eager", dynamic=False)
+        compiled(torch.ones(4))  # planted: compile
+
+    train(options, act)
+
+
+CAUSES = {
+    "sleep": sleeping,
+    "gc": collecting,
+    "loading": loading,
+    "workers": waiting_for_workers,
+    "saving": saving,
+    "transfer": reading,
+    "lock": locking,
+    "python-lock": sharing_python,
+    "extra": evaluating,
+    "longer": working_more,
+    "optimizer": stepping,
+    "compile": compiling,
+}
+
+if __name__ == "__main__":
+    main()
