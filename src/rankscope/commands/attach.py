@@ -202,14 +202,15 @@ def progress_lines(progress: Progress) -> Iterator[str]:
 
 
 def _state_lines(progress: Progress, states: Any, words: str) -> Iterator[str]:
-    """Ranks that stand at the same place share a line."""
+    """Ranks at the same line of code share a line."""
     from rankscope.model.finding import ranks_phrase
+    from rankscope.render.source import shown_path
 
     ranks_at: dict[str, list[int]] = {}
     for each in progress.ranks:
         if each.state in states:
             site = each.location
-            where = f", now at {site.file}:{site.line} in {site.function}" if site else ""
+            where = f", now at {shown_path(site.file, os.getcwd())}:{site.line} in {site.function}" if site else ""
             ranks_at.setdefault(where, []).append(each.rank)
     for where, ranks in sorted(ranks_at.items(), key=lambda item: len(item[1]))[:_MAX_HOLES]:
         yield f"  {ranks_phrase(ranks)} {words}{where}"
