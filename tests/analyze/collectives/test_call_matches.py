@@ -74,6 +74,7 @@ class MeshJob:
         trace = job(programs, Setting(config=config, silent=silent)) if programs else Trace(("traces",), {})
         trace.makers = table_makers()
         if comms:
+            trace.tables["ops"] = Table.from_rows("ops", [self._called(row) for row in comms])
             profiles = [{"file_id": 10 + rank, "rank": rank, "host": "node"} for rank in sorted(kept["kineto"])]
             trace.tables["comms"] = Table.from_rows("comms", comms)
             trace.tables["profiles"] = Table.from_rows("profiles", profiles)
@@ -101,6 +102,18 @@ class MeshJob:
             members = "[" + ", ".join(map(str, self.groups[name][1])) + "]"
             row |= {"group_name": name, "group_ranks": members, "seq": seq, "kernel_id": number, "stream": int(name)}
         return row
+
+    def _called(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The operator that made a call, which ran a little before what gloo did for it."""
+        names = {"all_reduce": "allreduce_", "all_gather": "_allgather_base_", "broadcast": "broadcast_"}
+        return {
+            **{name: row[name] for name in ("file_id", "rank")},
+            "op_id": row["comm_id"],
+            "name": f"c10d::{names[row['op']]}",
+            "tid": 1000,
+            "start_ns": row["start_ns"] - 1000,
+            "duration_ns": 2000,
+        }
 
     def true_number(self, source: str, row: dict[str, Any], truth: Truth) -> int:
         if source == "kineto":

@@ -81,8 +81,7 @@ def _load_calls(trace: Trace) -> dict[Process, list[HostCall]]:
     calls: dict[Process, list[HostCall]] = defaultdict(list)
     if trace.has("ops") and trace.sql("SELECT 1 FROM comms WHERE kernel_id IS NULL LIMIT 1").rows():
         for row in trace.sql(_CALLS).rows():
-            call = HostCall(*row[:-1], UNKNOWN)
-            calls[call.file_id, call.rank].append(call._replace(n_elements=_given(call.op, row[-1])))
+            calls[row[0], row[1]].append(HostCall._make((*row[:-1], _given(row[3], row[-1]))))
     return dict(calls)
 
 
