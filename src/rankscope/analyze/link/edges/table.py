@@ -28,7 +28,8 @@ WITH called AS (
            concat_ws(' ', is_p2p, coalesce(group_name, ''), coalesce(group_ranks, ''),
                      CASE WHEN is_p2p THEN src END, CASE WHEN is_p2p THEN dst END,
                      CASE WHEN is_p2p THEN tag END) AS party,
-           CASE WHEN is_p2p THEN src IS NOT NULL AND dst IS NOT NULL ELSE group_ranks <> '[]' END AS is_known
+           CASE WHEN is_p2p THEN src IS NOT NULL AND dst IS NOT NULL
+                ELSE coalesce(group_ranks, '') <> '[]' END AS is_known
     FROM et_collectives
 ), same_place AS (
     SELECT party, place, bool_and(is_known) AS is_known, count(*) AS n_calls,
