@@ -145,10 +145,14 @@ def after_destroy(options: Options) -> None:
         time.sleep(LONG_S)  # planted: after-destroy
 
 
+def upload() -> None:
+    time.sleep(LONG_S)  # planted: exit-hang
+
+
 def exit_hang(options: Options) -> None:
     train(options, int)
     if is_culprit(options):
-        threading.Thread(target=time.sleep, args=(LONG_S,), name="uploader").start()  # planted: exit-hang
+        threading.Thread(target=upload, name="uploader").start()
 
 
 def groups_deadlock(options: Options) -> None:
