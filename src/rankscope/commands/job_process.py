@@ -27,11 +27,11 @@ def run_job(
     on_request: Callable[[], None],
     kept: KeptOutput | None = None,
 ) -> int:
-    """The exit code of the command, 128 + n when signal n killed it. OSError: it cannot be started.
+    """Runs the job. Returns its exit code, 128 + n when signal n killed it. OSError: it cannot be started.
 
-    SIGUSR2 is not for the job, of which it would end what does not expect it: `on_request` is called.
+    SIGUSR2 calls `on_request` and is not passed on: it would end every process that does not expect it.
     What it prints goes through `kept`, if given.
-    The job has its own process group: Ctrl-C on the terminal comes to us alone, and is passed on once, to all of it.
+    The job has its own process group: Ctrl-C on the terminal reaches only us, and is passed on once, to all of it.
     """
     job = _Job()
     handlers = {**dict.fromkeys(_PASSED_ON, job.pass_on), signal.SIGTSTP: job.suspend}

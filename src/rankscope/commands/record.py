@@ -299,7 +299,7 @@ def _keep_output(folder: Path) -> KeptOutput | None:
 
 
 def _ask_ranks(folder: Path) -> None:
-    """Somebody sent SIGUSR2 to the launcher: the ranks are asked for what they know, and the job goes on."""
+    """SIGUSR2 to the launcher: asks the ranks for a dump, and the job continues."""
     from rankscope.collect import requests
     from rankscope.collect.launching.folders import newest_place
 
