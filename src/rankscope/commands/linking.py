@@ -77,7 +77,7 @@ def load_linked(args: Namespace) -> Trace:
 
         trace.tables["et_links"] = recorded_links(trace)
     elif clean:
-        from rankscope.analyze.link.durations import transplanted_links
+        from rankscope.analyze.link.links import transplanted_links
 
         trace.tables["et_links"] = transplanted_links(trace, _profiles_below(trace, clean))
     return trace

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 FOLDER = "traces"
 # What can be chosen by name -> its setting.
-DEFAULTS = {name: name.replace("-", "_") for name in ("execution-trace", "kineto", "recorder", "stacks", "metrics")}
-DEFAULTS |= {"compile-log": "compile_log", "output": "output"}
-KINDS = {**DEFAULTS, "desync": "desync", "host": "host", "nsys": "nsys"}
+DEFAULTS = {name: name for name in ("kineto", "recorder", "stacks", "metrics", "host", "output")}
+DEFAULTS |= {"execution-trace": "execution_trace", "compile-log": "compile_log"}
+KINDS = {**DEFAULTS, "desync": "desync", "nsys": "nsys"}
 SCHEDULE = ("skip_first", "wait", "warmup", "active", "clean", "repeat")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -41,9 +41,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     what.add_argument("--no", metavar="WHAT", type=_kinds, action="append", help="do not collect these")
     what.add_argument(
         "--desync", action="store_true", help="also track each collective's start and end in the job's TCP store"
-    )
-    what.add_argument(
-        "--host", action="store_true", help="also sample each rank's main thread in all steps, and mark its pauses"
     )
     what.add_argument("--cpp-stacks", action="store_true", help="add C++ frames to stack dumps")
     what.add_argument(
@@ -147,7 +144,7 @@ def read_settings(args: Namespace) -> Settings:
     if args.only:
         chosen |= {setting: any(name in names for names in args.only) for name, setting in KINDS.items()}
     chosen |= {KINDS[name]: False for names in args.no or () for name in names}
-    chosen |= {name: True for name in ("desync", "host", "nsys") if getattr(args, name)}
+    chosen |= {name: True for name in ("desync", "nsys") if getattr(args, name)}
     return dataclasses.replace(Settings(folder=""), **chosen)
 
 

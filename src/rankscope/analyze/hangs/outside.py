@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.hangs.elsewhere import HANGS, rank_elsewhere
 from rankscope.analyze.hangs.evidence import call_text, group_ref, location_of, site_text, stack_groups
 from rankscope.analyze.hangs.standing import (
     Standing,
@@ -20,6 +19,7 @@ from rankscope.analyze.hangs.standing import (
     standing_text,
     standings_of,
 )
+from rankscope.analyze.hangs.symptoms import HANGS, rank_elsewhere
 from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.manifests import ended_well

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rankscope.analyze.hangs.cause import Cause
-from rankscope.analyze.hangs.complete import ROOTED
-from rankscope.analyze.hangs.dump_files import ranks_stale
+from rankscope.analyze.hangs.cause import ROOTED, Cause, went_together
 from rankscope.analyze.hangs.evidence import call_text, group_text, site_text, stack_groups
-from rankscope.analyze.hangs.lost_ranks import went_together
-from rankscope.analyze.hangs.view import JobView
+from rankscope.analyze.hangs.view import JobView, ranks_stale
 from rankscope.analyze.hangs.wording import (
     are_waiting,
     compare_with,
