@@ -253,9 +253,9 @@ def test_the_last_line_names_the_next_command() -> None:
 
 def test_commands_name_the_capture_as_one_would_type_it(base: str) -> None:
     finding = msgspec.structs.replace(
-        hang_report().findings[0], help="`rankscope metrics PATH overlap` shows each rank of PATH"
+        sample.mismatch(), help="`rankscope metrics PATH overlap` shows each rank of PATH"
     )
-    report = msgspec.structs.replace(hang_report(), findings=(finding,))
+    report = sample.report(finding)
     for paths, typed in (
         ((f"{base}/my traces",), "'my traces'"),
         (("/elsewhere/traces",), "/elsewhere/traces"),
@@ -263,5 +263,5 @@ def test_commands_name_the_capture_as_one_would_type_it(base: str) -> None:
         (("a", "b", "c", "d"), "PATH"),
     ):
         capture = msgspec.structs.replace(report.capture, paths=paths)
-        lines = list(render(msgspec.structs.replace(report, capture=capture), Options(base=base)))
-        assert f"   = fix:     `rankscope metrics {typed} overlap` shows each rank of PATH" in lines
+        text = text_of(msgspec.structs.replace(report, capture=capture), Options(base=base))
+        assert f"   = fix:     `rankscope metrics {typed} overlap` shows each rank of PATH\n" in text
