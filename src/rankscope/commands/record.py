@@ -300,8 +300,8 @@ def _keep_output(folder: Path) -> KeptOutput | None:
 
 
 def _ask_ranks(folder: Path, number: int) -> None:
-    """A signal came: the ranks are asked for what they know. After SIGUSR2 the job goes on; before others, they get
-    a moment to answer, as a rank that hangs in C may be killed without another word.
+    """A signal to the launcher: asks the ranks for a dump. After SIGUSR2 the job continues. Before other signals are
+    passed on, the ranks get a moment to answer: one that hangs in C may be killed without another word.
     """
     import signal
 
