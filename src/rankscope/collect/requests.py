@@ -84,7 +84,7 @@ def ask(place: Path, by: str = "rankscope snapshot") -> str:
 
 
 def take_back(place: Path) -> None:
-    """The file is of no use to anybody any more."""
+    """Removes the request: no rank needs it any more."""
     (place / NAME).unlink(missing_ok=True)
 
 

@@ -28,12 +28,12 @@ def run_job(
     on_request: Callable[[int], None],
     kept: KeptOutput | None = None,
 ) -> int:
-    """The exit code of the command, 128 + n when signal n killed it. OSError: it cannot be started.
+    """Runs the job. Returns its exit code, 128 + n when signal n killed it. OSError: it cannot be started.
 
-    SIGUSR2 is not for the job, of which it would end what does not expect it: `on_request` is called. So it is before
-    another signal is passed on, which may be the end of the job.
+    SIGUSR2 calls `on_request` and is not passed on: it would end every process that does not expect it. Other signals
+    call it too before they are passed on, as they may end the job.
     What it prints goes through `kept`, if given.
-    The job has its own process group: Ctrl-C on the terminal comes to us alone, and is passed on once, to all of it.
+    The job has its own process group: Ctrl-C on the terminal reaches only us, and is passed on once, to all of it.
     """
     job = _Job(on_request)
     handlers = {**dict.fromkeys(_PASSED_ON, job.pass_on), signal.SIGTSTP: job.suspend}

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 FOLDER = "traces"
 # What can be chosen by name -> its setting.
-DEFAULTS = {name: name.replace("-", "_") for name in ("execution-trace", "kineto", "recorder", "stacks", "metrics")}
-DEFAULTS |= {"compile-log": "compile_log", "output": "output"}
-KINDS = {**DEFAULTS, "desync": "desync", "host": "host", "nsys": "nsys"}
+DEFAULTS = {name: name for name in ("kineto", "recorder", "stacks", "metrics", "host", "output")}
+DEFAULTS |= {"execution-trace": "execution_trace", "compile-log": "compile_log"}
+KINDS = {**DEFAULTS, "desync": "desync", "nsys": "nsys"}
 SCHEDULE = ("skip_first", "wait", "warmup", "active", "clean", "repeat")
 ANSWER_S = 3.0  # that a signal waits for the dumps of the ranks before the job gets it
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -42,9 +42,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     what.add_argument("--no", metavar="WHAT", type=_kinds, action="append", help="do not collect these")
     what.add_argument(
         "--desync", action="store_true", help="also track each collective's start and end in the job's TCP store"
-    )
-    what.add_argument(
-        "--host", action="store_true", help="also sample each rank's main thread in all steps, and mark its pauses"
     )
     what.add_argument("--cpp-stacks", action="store_true", help="add C++ frames to stack dumps")
     what.add_argument(
@@ -151,7 +148,7 @@ def read_settings(args: Namespace) -> Settings:
     if args.only:
         chosen |= {setting: any(name in names for names in args.only) for name, setting in KINDS.items()}
     chosen |= {KINDS[name]: False for names in args.no or () for name in names}
-    chosen |= {name: True for name in ("desync", "host", "nsys") if getattr(args, name)}
+    chosen |= {name: True for name in ("desync", "nsys") if getattr(args, name)}
     return dataclasses.replace(Settings(folder=""), **chosen)
 
 
@@ -303,8 +300,8 @@ def _keep_output(folder: Path) -> KeptOutput | None:
 
 
 def _ask_ranks(folder: Path, number: int) -> None:
-    """A signal came: the ranks are asked for what they know. After SIGUSR2 the job goes on; before others, they get
-    a moment to answer, as a rank that hangs in C may be killed without another word.
+    """A signal to the launcher: asks the ranks for a dump. After SIGUSR2 the job continues. Before other signals are
+    passed on, the ranks get a moment to answer: one that hangs in C may be killed without another word.
     """
     import signal
 

@@ -17,7 +17,7 @@ from rankscope.collect.launching import child_exits, folders, nsys
 from rankscope.collect.run import LEFT
 
 # Written line by line while the job runs: whole up to the last line.
-_LINES = {"metrics_{rank}.jsonl": "metrics", "torch_logs_{rank}.txt": "torch_logs"}
+_LINES = {"metrics_{rank}.jsonl": "metrics", "host_{rank}.jsonl": "host", "torch_logs_{rank}.txt": "torch_logs"}
 _PROFILED = {
     "torch_et_{rank}.json": "execution_trace",
     "kineto_trace_{rank}.json": "kineto",

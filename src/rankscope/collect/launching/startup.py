@@ -147,7 +147,7 @@ class Candidate:
         return place
 
     def _is_main_program(self) -> bool:
-        """Of the job; not one that it started, not one of torch's own, and not a launcher."""
+        """True for the job's main program: not a process that it started, none of torch's own, and no launcher."""
         return (
             os.getpid() == self._pid
             and self._is_first
