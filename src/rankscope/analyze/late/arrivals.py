@@ -172,8 +172,9 @@ class _Waits:
             for rank in set(ranks.tolist())
         }
         self._times = {rank: table["time_ns"][ranks == rank] for rank in self._sums}
-        # What a thread waits for a core per time on it, on this machine and in this job.
-        self._usual = float(table["delayed_ns"].sum()) / max(float(table["cpu_ns"].sum()), 1.0)
+        # What a thread waits for a core per time on it, on the median rank.
+        shares = [float(waited[-1]) / max(float(ran[-1]), 1.0) for ran, waited in self._sums.values()]
+        self._usual = float(np.median(shares)) if shares else 0.0
 
     def before(self, calls: _Calls, row: int) -> int:
         """In the rank's own time before the call, beyond what is usual for as much time on a core."""

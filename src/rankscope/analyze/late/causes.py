@@ -80,12 +80,12 @@ def _cause(trace: Trace, delays: Delays) -> Cause | None:
     kind = ""
     if own_ns - peers_ns >= _EXPLAINS * excess:
         kind = part.kind if part.kind != LINE else _kind_of_line(own, part, own_ns)
-    if kind == LONGER and not _computes_more(own, peers, excess):
-        kind = ""  # it was ready to run, but not on a core: its line is chance
     if kind in _OF_EVERY_LINE and own.n_samples >= _MIN_SAMPLES and _is_kept_from_python(own, peers):
         kind = PYTHON_LOCK
     if kind == LONGER:
         kind = EXTRA if _runs_nowhere_else(trace, delays, part) else kind_of_work(trace, delays.rank, chosen) or LONGER
+        if not _computes_more(own, peers, excess, is_proven=kind != LONGER):
+            kind = ""  # it was ready to run, but not on a core: its line is chance
     if not kind or (not delays.is_habit and kind not in _EXACT):
         return None
     return Cause(kind, delays, part, own_ns, peers_ns, own, peers)
@@ -105,10 +105,13 @@ def _typical(peers: tuple[Spent, ...], part: Part) -> float:
     return float(np.median([each.parts.get(part, 0.0) for each in peers]))
 
 
-def _computes_more(own: Spent, peers: tuple[Spent, ...], excess: float) -> bool:
-    """On a core, as the kernel counts it; where cores are short, all that is computed takes longer by as much."""
+def _computes_more(own: Spent, peers: tuple[Spent, ...], excess: float, *, is_proven: bool) -> bool:
+    """On a core, as the kernel counts it. Where cores are short, all that is computed takes longer by as much; but
+    that counts only where something else shows that there is more to compute.
+    """
     more = own.running_ns - float(np.median([each.running_ns for each in peers]))
-    return more * own.total_ns >= _COMPUTES * excess * own.running_ns > 0
+    stretched = 1 + own.delayed_ns / own.running_ns if is_proven and own.running_ns else 1.0
+    return more * stretched >= _COMPUTES * excess
 
 
 def _is_kept_from_python(own: Spent, peers: tuple[Spent, ...]) -> bool:

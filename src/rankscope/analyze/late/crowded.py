@@ -84,7 +84,7 @@ def too_few_cores(trace: Trace) -> Iterator[Finding]:
                 *((f"other processes did {100 * others:.0f}% of the machine's work",) if others >= _OTHERS else ()),
             ),
             cost_pct=100 * crowding.share,
-            cost_ns=crowding.lost_ns,
+            cost_ns=crowding.lost_ns // max(crowding.n_calls, 1),
             facts={"n_cores": cores, "n_threads": threads, "n_ranks": n_ranks, "others": round(others, 3)},
         ),
         help=fix if is_own else "move other processes off this machine, or start fewer ranks on it",
