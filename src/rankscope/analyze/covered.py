@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from rankscope.analyze.manifests import nodes_of
 from rankscope.analyze.measured import measured
-from rankscope.model.finding import Capture, WorldRef
+from rankscope.model.finding import Capture, NodeRef, WorldRef
 from rankscope.model.tables import SCHEMA, Trace
 
 _NOT_OF_THE_JOB = ("ignored", "other-world")  # files.status of what is not counted
@@ -47,6 +48,7 @@ def describe_capture(trace: Trace) -> Capture:
     n_steps, step_ns = _steps(measured(trace))
     return Capture(
         paths=trace.paths,
+        nodes=tuple(NodeRef(*node) for node in nodes_of(trace)),
         ranks=tuple(sorted(present)),
         world_size=max(world_size, max(present | members, default=-1) + 1),
         sources=sources,

@@ -110,10 +110,10 @@ def _short(site: str) -> str:
 def collecting(trace: Trace) -> Iterator[Finding]:
     """A rank keeps its peers waiting because Python collects garbage on it.
 
-    What it means: the collector of Python's garbage stopped this rank's main thread before collectives in which its
+    What it means: Python's garbage collector stopped this rank's main thread before collectives in which its
     peers then waited. Each collection was recorded with its start and end.
 
-    Why it happens: the rank keeps many objects alive, so that each full collection takes long; ranks collect at
+    Why it happens: the rank keeps many objects alive, so each full collection takes long; ranks collect at
     different steps, and each time all others wait; the code calls gc.collect() on one rank.
 
     What to do: collect at the same step on all ranks: gc.disable() before the loop, gc.collect() every N steps on all
@@ -163,7 +163,7 @@ def loading(trace: Trace) -> Iterator[Finding]:
 def saving(trace: Trace) -> Iterator[Finding]:
     """A rank keeps its peers waiting because it writes a checkpoint.
 
-    What it means: torch.save or torch.distributed.checkpoint.save ran on this rank before collectives in which its
+    What it means: this rank ran torch.save or torch.distributed.checkpoint.save before collectives in which its
     peers then waited. Each call was recorded with its start and end.
 
     Why it happens: one rank writes the checkpoint of all, on slow storage, in the training loop.
@@ -210,10 +210,10 @@ def locked(trace: Trace) -> Iterator[Finding]:
     What it means: before the collectives in which its peers wait, the main thread of this rank sleeps until another
     thread wakes it: in a lock, a queue, an event, or the join of a thread.
 
-    Why it happens: another thread of the process holds the lock for long (logging, a prefetcher, a metrics client), or
-    does not deliver in time.
+    Why it happens: another thread of the process holds the lock for a long time (logging, a prefetcher, a metrics
+    client), or does not deliver in time.
 
-    What to do: hold the lock for less time, hand data over by a queue that is filled ahead, or drop the wait.
+    What to do: hold the lock for less time, hand data over through a queue that is filled ahead, or drop the wait.
 
     What could fool it: C++ threads of libraries also wake the main thread; the line shows which call waits.
     """
@@ -302,10 +302,10 @@ def _threads_and_cores(trace: Trace) -> tuple[int, int]:
 
 @rule("X609", "late-same-line-longer", needs=("host_samples", "collectives"))
 def longer(trace: Trace) -> Iterator[Finding]:
-    """A rank keeps its peers waiting because the same line of code takes it longer.
+    """A rank keeps its peers waiting because the same line of code takes longer on it.
 
-    What it means: all ranks run this line, but on this rank it computes for longer. It runs: it waits neither for data,
-    nor for a lock, nor for a core.
+    What it means: all ranks run this line, but on this rank it computes for longer. The thread is running: it is not
+    waiting for data, a lock or a core.
 
     Why it happens: a larger batch, longer sequences or a hot expert on this rank, another dtype or shape, a slower
     processor.
@@ -328,8 +328,8 @@ def longer(trace: Trace) -> Iterator[Finding]:
 def extra(trace: Trace) -> Iterator[Finding]:
     """A rank keeps its peers waiting because it runs code that they do not run.
 
-    What it means: before the collectives in which its peers wait, this rank computes at a line at which they spend less
-    than a tenth of its time.
+    What it means: before the collectives in which its peers wait, this rank computes at a line on which they spend less
+    than a tenth of that time.
 
     Why it happens: an evaluation, logging, statistics or a debugging aid on one rank; a branch that only its data
     takes; a loop of `.item()` calls.
@@ -346,10 +346,10 @@ def extra(trace: Trace) -> Iterator[Finding]:
 def optimizer(trace: Trace) -> Iterator[Finding]:
     """A rank keeps its peers waiting because its optimizer step takes longer.
 
-    What it means: step() of the optimizer takes this rank longer than its peers, before collectives in which they wait.
-    Each step was recorded with its start and end.
+    What it means: the optimizer's step() takes longer on this rank than on its peers, before collectives in which they
+    wait. Each step was recorded with its start and end.
 
-    Why it happens: a hook of the optimizer, more parameters on this rank (uneven shards), denormal numbers, a loop over
+    Why it happens: an optimizer hook, more parameters on this rank (uneven shards), denormal numbers, a loop over
     single parameters (foreach=False) on one rank.
 
     What to do: look at the hooks and at the number of parameters per rank; use the fused or foreach form.
@@ -364,7 +364,7 @@ def optimizer(trace: Trace) -> Iterator[Finding]:
 def sleeping(trace: Trace) -> Iterator[Finding]:
     """A rank keeps its peers waiting because its code sleeps.
 
-    What it means: before the collectives in which its peers wait, the main thread of this rank sleeps for a given time.
+    What it means: before the collectives in which its peers wait, the main thread of this rank is in a sleep call.
 
     Why it happens: a retry with a pause, a loop that polls a file or a server, a rate limit, something left from
     debugging.
