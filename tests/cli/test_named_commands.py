@@ -63,7 +63,7 @@ def test_exposed_communication_without_a_device(tmp_path: Path) -> None:
 
 def test_copies_that_the_device_waits_for(tmp_path: Path) -> None:
     tried = check_named_commands(_job(tmp_path, _copying_step), tmp_path)
-    assert "rankscope metrics PATH bandwidth_summary" in tried
+    assert "rankscope metrics job bandwidth_summary" in tried
 
 
 def _simulated(fault: str, n_stages: int = 1) -> ProfileSimulation:

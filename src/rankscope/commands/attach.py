@@ -91,7 +91,7 @@ def _visit(job: Job, args: Namespace, kept: str | None) -> Visit:
 
 
 def _write(reading: Reading, folder: str, has_hosts: bool) -> dict[str, Any]:
-    """Puts what a rank told into files that are read like those of any capture. A folder per host tells the host."""
+    """Writes what a rank sent into files that are read like those of any capture. The folder's name is the host."""
     from rankscope.read.debug_server import CALLS, OWN_CALLS, STACKS
 
     rank, address = reading.worker
@@ -121,7 +121,7 @@ def _refuse_silence(job: Job, workers: Sequence[dict[str, Any]]) -> None:
 
 
 def _of_the_job(report: Report, args: Namespace) -> Report:
-    """A folder that is gone when the answer is read is not worth a word: the answer is of the URL."""
+    """Names the URL as the capture, because the temporary folder is gone when the answer is read."""
     import msgspec
 
     if args.output:
@@ -152,7 +152,7 @@ def _show(report: Report, workers: list[dict[str, Any]], progress: Progress | No
 
 
 def _next_command(report: Report, args: Namespace) -> str:
-    """One reading cannot tell a slow job from a hung one: the second is what is most worth doing."""
+    """One reading cannot tell a slow job from a hung one, so a second one is the best next step."""
     import shlex
 
     from rankscope.commands.diagnose import next_command

@@ -78,7 +78,7 @@ def show(report: Report, chosen: str, args: Namespace) -> None:
 
 
 def action_line(report: Report) -> str:
-    """Of the first finding that has one: the root cause comes first."""
+    """The action of the first finding that has one: the root cause comes first."""
     chosen = next((finding for finding in report.findings if finding.action), None)
     if chosen is None:
         return "none"
