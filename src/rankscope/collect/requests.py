@@ -68,18 +68,18 @@ class Requests(Part):
         return str(request.get("id", ""))[:100], str(request.get("by", ""))[:100]
 
 
-def ask(place: Path, by: str = "rankscope snapshot") -> str:
+def ask(folder: Path, by: str = "rankscope snapshot") -> str:
     """Asks all ranks that write into this folder for a dump; returns what they answer with. OSError: it cannot."""
     name = uuid.uuid4().hex
-    partial = manifest.unique_beside(place / NAME)
+    partial = manifest.unique_beside(folder / NAME)
     try:
         partial.write_text(json.dumps({"id": name, "by": by, "time_ns": time.time_ns()}) + "\n", encoding="utf-8")
-        os.replace(partial, place / NAME)
+        os.replace(partial, folder / NAME)
     finally:
         partial.unlink(missing_ok=True)
     return name
 
 
-def take_back(place: Path) -> None:
+def take_back(folder: Path) -> None:
     """Removes the request: no rank needs it any more."""
-    (place / NAME).unlink(missing_ok=True)
+    (folder / NAME).unlink(missing_ok=True)

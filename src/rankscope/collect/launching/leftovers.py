@@ -41,12 +41,12 @@ Part = dict[str, Any]
 def finish(folder: Path, run: Mapping[str, Any]) -> None:
     """Completes the files of the ranks that ran here, and writes the manifest. OSError: the folder is gone."""
     about = _with_other_launchers(folder, run)
-    for place in folders.places(folder):
-        for part in manifest.read_parts(place):
+    for attempt in folders.places(folder):
+        for part in manifest.read_parts(attempt):
             if part.get("host") == socket.gethostname() and not _is_running(part):
-                manifest.write_part(place, part["rank"], _completed(place, part))
-        requests.take_back(place)
-        manifest.write_whole(place, about)
+                manifest.write_part(attempt, part["rank"], _completed(attempt, part))
+        requests.take_back(attempt)
+        manifest.write_whole(attempt, about)
 
 
 def _with_other_launchers(folder: Path, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def unfinished(folder: Path) -> list[int]:
 
 
 def all_parts(folder: Path) -> Iterator[Part]:
-    for place in folders.places(folder):
-        yield from manifest.read_parts(place)
+    for attempt in folders.places(folder):
+        yield from manifest.read_parts(attempt)
 
 
 def _is_running(part: Part) -> bool:
@@ -82,17 +82,17 @@ def _is_running(part: Part) -> bool:
     return True
 
 
-def _completed(place: Path, part: Part) -> Part:
+def _completed(attempt: Path, part: Part) -> Part:
     rank = part["rank"]
     problems = list(part["problems"])
     if part["ended_ns"] is None:
         problems.append({"what": "rank", "problem": KILLED, "hint": KILLED_HINT})
     for name in (template.format(rank=rank) for template in _LINES):
-        _finish_lines(place / f"{name}.{part['pid']}{PARTIAL}", place / name)
-    stacks.publish_left_behind(place, rank)
+        _finish_lines(attempt / f"{name}.{part['pid']}{PARTIAL}", attempt / name)
+    stacks.publish_left_behind(attempt, rank)
     known = {record["file"] for record in part["got"]}
     names = [(what, template.format(rank=rank)) for template, what in _FILES.items()]
-    records = {name: {"what": what, "file": name, "n_bytes": n} for what, name in names if (n := _size(place / name))}
+    records = {name: {"what": what, "file": name, "n_bytes": n} for what, name in names if (n := _size(attempt / name))}
     got = [*part["got"], *(record for name, record in records.items() if name not in known)]
     return {**part, "got": got, "problems": problems, "ended_ns": part["ended_ns"] or time.time_ns()}
 
