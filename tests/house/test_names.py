@@ -14,8 +14,10 @@ SOURCE = Path(rankscope.__file__).parent
 NOT_NOUNS = {"found", "told", "own", "got_it", "stuff", "tmp", "foo"}
 # Rooms in which `own` still has to become a noun; take a room out when it is done.
 NOT_YET = (
+    "analyze/attempts.py",
     "analyze/collectives/",
     "analyze/comm/",
+    "analyze/ending/",
     "analyze/hangs/",
     "analyze/late/",
     "analyze/link/",
