@@ -68,10 +68,14 @@ def comms_of(trace: Trace, items: Items) -> Comms:
 
 
 def _are_members_known(table: Table, rows: Array) -> Array:
-    """A simulator takes a collective without members for one of all ranks, and waits forever."""
+    """A simulator takes a collective whose group has no name for one of all ranks, and waits for them forever."""
     is_p2p = table.array("is_p2p")[rows]
     peer = np.where(table.text("op").take(rows).equals("recv"), table.array("src")[rows], table.array("dst")[rows])
-    return np.where(is_p2p, peer != MISSING, ~table.text("group_ranks").take(rows).equals("[]"))
+    n_ranks = len(np.unique(table.array("rank")))
+    is_nameless = table.text("group_name").take(rows).equals("")
+    is_unknown = table.text("group_ranks").take(rows).equals("[]")
+    is_partial = is_nameless & (table.array("group_size")[rows] < n_ranks) & (table.array("group_size")[rows] > 0)
+    return np.where(is_p2p, peer != MISSING, ~(is_unknown | is_partial))
 
 
 def _runners(table: Table, rows: Array, items: Items) -> Array:
