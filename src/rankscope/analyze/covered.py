@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from rankscope.analyze.manifests import nodes_of
 from rankscope.analyze.measured import measured
-from rankscope.model.finding import Capture, WorldRef
+from rankscope.model.finding import Capture, NodeRef, WorldRef
 from rankscope.model.tables import SCHEMA, Trace, distinct
 
 _NOT_OF_THE_JOB = ("ignored", "other-world")  # files.status of what is not counted
@@ -46,6 +47,7 @@ def describe_capture(trace: Trace) -> Capture:
     n_steps, step_ns = _steps(measured(trace))
     return Capture(
         paths=trace.paths,
+        nodes=tuple(NodeRef(*node) for node in nodes_of(trace)),
         ranks=tuple(sorted(present)),
         world_size=max(world_size, max(present | members, default=-1) + 1),
         sources=sources,

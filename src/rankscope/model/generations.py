@@ -18,7 +18,7 @@ class Life(NamedTuple):
 
 
 def own_generations(calls: Table, process: Array) -> Array:
-    """For each call, which of its process's groups of that name it is of: 0 for the oldest kept.
+    """For each call, which of its process's groups of that name it belongs to: 0 for the oldest kept.
 
     A new one begins with another pg_id, or where the numbers fall back to the beginning.
     """
@@ -42,7 +42,7 @@ def own_generations(calls: Table, process: Array) -> Array:
 
 
 def _settled_ids(calls: Table, owner: Array, pg_id: Array) -> Array:
-    """One number per group where two recorders gave it two: then the calls go on counting from one to the other."""
+    """One number per group if two recorders gave it two: the calls then continue counting from one to the other."""
     n_ids = int(pg_id.max(initial=0)) + 1
     groups = distinct(owner * n_ids + pg_id)
     owners, counts = np.unique(groups // n_ids, return_counts=True)

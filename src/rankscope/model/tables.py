@@ -293,10 +293,10 @@ class Trace:
         return concat(name, [])
 
     def sql(self, query: str, /, **parameters: Any) -> Answer:
-        """What a statement gives, in DuckDB's dialect; it names its parameters as $name.
+        """The result of a statement in DuckDB's dialect; parameters are written as $name.
 
-        The derived tables that it names are made. A parameter that is a dictionary of arrays is a table of that name.
-        Of large tables only the columns that the statement names are read, and only its rows are kept.
+        Derived tables that it names are computed. A parameter that is a dictionary of arrays is a table of that name.
+        Only the columns that the statement names are read from large tables, and only its rows are kept.
         """
         from rankscope.model.answer import Answer
 

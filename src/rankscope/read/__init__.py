@@ -23,7 +23,7 @@ class Reader(Protocol):
     # NAMES_TELL_RANK: bool = True, optional: whether the last number of a file's name is its rank.
 
     def sniff(self, head: bytes, name: str) -> bool:
-        """True when the file is of this format, judged by its first bytes and its name."""
+        """True when the file has this format, judging by its first bytes and its name."""
 
     def read(self, source: Source) -> Iterator[Table | Part]:
         """The tables of one file, large ones as parts in source.workspace. BadFileError: nothing of it is usable."""

@@ -39,7 +39,7 @@ _PARTIAL = ".partial"  # how the collector names what it is still writing
 
 HOW_TO_GET_TRACES = """\
 rankscope reads Flight Recorder dumps, torch.profiler and Nsight Systems traces, execution traces, TORCH_TRACE and \
-TORCH_LOGS logs, stack dumps and training metrics. Three ways to get traces:
+TORCH_LOGS logs, stack dumps, training metrics, and failures in the job's own log. Three ways to get traces:
 1. rankscope record -o traces -- torchrun ... train.py
 2. a job that hangs: set TORCH_FR_DUMP_TEMP_FILE=/shared/dumps/nccl_trace_rank_ TORCH_NCCL_DUMP_ON_TIMEOUT=1
 3. a slow job: torch.profiler, and prof.export_chrome_trace(f"traces/trace_{rank}.json.gz") on every rank

@@ -263,7 +263,7 @@ def _completed_in_time(shared: _SharedCalls) -> Array:
 
 
 def _passed(shared: _SharedCalls, n_failed: int) -> Array:
-    """Calls of gloo after which their rank has ended so many others of the group: no call that fails is followed so."""
+    """Calls on gloo after which their rank ended at least `n_failed` others of the group, so they did not fail."""
     calls, rows = shared.calls, shared.rows
     backend, op = calls.text("backend"), calls.text("op")
     on_gloo = np.isin(backend.codes[rows], [n for n, name in enumerate(backend.values) if name == "gloo"])

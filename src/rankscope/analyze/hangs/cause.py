@@ -13,6 +13,7 @@ from typing import Literal
 from rankscope.analyze.hangs.programs import Departure
 from rankscope.analyze.hangs.view import JobView, ranks_gone_on
 from rankscope.analyze.hangs.waits import Cycle, WaitGraph, WaitingCall
+from rankscope.analyze.manifests import ranks_elsewhere
 from rankscope.model.finding import Certainty
 from rankscope.model.tables import MISSING
 
@@ -207,6 +208,7 @@ def from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
         return
     # A rank that wrote a file, however damaged, was alive; it is suspected only where no other can be.
     possible = set(held) - view.has_file or set(held)
+    far = ranks_elsewhere(view.trace)
     gone = {rank for members in view.members for rank in members} - view.has_file - view.dumped
     while possible:
         calls = {call.match: call for rank in possible for call in held[rank]}.values()
@@ -222,7 +224,7 @@ def from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
             ranks=tuple(suspects),
             group=first.group,
             seq=first.seq,
-            certainty="possible" if len(view.dumped) == 1 < len(suspects) else "likely",
+            certainty="possible" if len(view.dumped) == 1 < len(suspects) or set(suspects) <= far else "likely",
             time_ns=first_join(view, first),
             match=first.match,
             peer_row=view.first_waiting[first.waiting[0]],
@@ -273,7 +275,7 @@ def silent_losses(view: JobView) -> Iterator[Cause]:
     """Ranks that left no dump and likely died, where the backend does not record how calls end."""
     backends = set(view.calls.text("backend").values)
     members = {rank for members in view.members for rank in members}
-    missing = sorted(members - view.dumped - ranks_gone_on(view.trace))
+    missing = sorted(members - view.dumped - ranks_gone_on(view.trace) - ranks_elsewhere(view.trace))
     if not missing or not backends <= {"gloo", "", *view.blind_groups.values()} or not len(view.calls):
         return
     rows = [int(view.rows_of(rank)[-1]) for rank in view.ranks if len(view.rows_of(rank))]

@@ -265,6 +265,8 @@ def _mismatch(view: JobView, cause: Cause, title: str, help_text: str) -> Findin
     who = _verdict(view, cause, sides)
     is_certain = cause.certainty == "certain"
     early = _left_early(view, cause)
+    if early:
+        title = title.replace(" called ", " left the training loop early: it called ", 1)
     evidence = make_evidence(
         view,
         cause,

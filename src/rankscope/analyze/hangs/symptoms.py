@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from rankscope.analyze.hangs.evidence import call_text, group_ref, group_text, location_of, place_text
 from rankscope.analyze.hangs.standing import (
+    STALLS,
     Standing,
     endings_of,
+    gave_up,
     is_in_collective,
     location_of_standing,
     places,
@@ -29,7 +30,6 @@ from rankscope.model.tables import MISSING, Array, Trace
 _MAX_GROUPS = 8
 _SAME_TIME_NS = 600 * 10**9  # stacks of one hang: watchdogs fire, and people press keys, some minutes apart
 _MAX_ODD = 4  # at most a quarter of the ranks is odd; more are another part of the program
-HANGS = re.compile(r"no collective|time.?out|watchdog|hang|stall", re.IGNORECASE)
 _MAX_SAID = 4
 _NO_MAIN = "no stack trace of a rank's main thread"
 _MAX_LATER = 3
@@ -217,7 +217,7 @@ def rank_elsewhere(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     standings = _of_one_time(list(standings_of(trace).values()))
     odd, usual = _split_by_place(trace, standings)
     if odd:
-        yield _describe_elsewhere(trace, odd, usual, is_hang=_is_hang(standings))
+        yield _describe_elsewhere(trace, odd, usual, is_hang=_is_hang(trace, standings))
 
 
 def _is_decided(trace: Trace) -> bool:
@@ -239,7 +239,7 @@ def _split_by_place(trace: Trace, standings: Sequence[Standing]) -> tuple[list[S
     usual = groups[-1]
     odd = [standing for group in groups[:-1] for standing in group]
     if 2 * len(usual) <= len(standings):  # no line has most of them: those outside of collectives may be few
-        usual = [standing for standing in standings if is_in_collective(trace, standing)]
+        usual = [each for each in standings if is_in_collective(trace, each) or gave_up(trace, each)]
         odd = [standing for standing in standings if standing not in usual]
     elif is_in_collective(trace, odd[0]) and not is_in_collective(trace, usual[0]):
         return [], []  # these wait for the many, who are merely late
@@ -247,8 +247,10 @@ def _split_by_place(trace: Trace, standings: Sequence[Standing]) -> tuple[list[S
     return (odd, usual) if is_few and usual else ([], [])
 
 
-def _is_hang(standings: Sequence[Standing]) -> bool:
-    return any(HANGS.search(each.reason) for each in standings) or all(each.has_stayed for each in standings)
+def _is_hang(trace: Trace, standings: Sequence[Standing]) -> bool:
+    if any(STALLS.search(each.reason) or gave_up(trace, each) for each in standings):
+        return True
+    return all(each.has_stayed for each in standings)
 
 
 def _describe_elsewhere(trace: Trace, odd: Sequence[Standing], usual: Sequence[Standing], *, is_hang: bool) -> Finding:
