@@ -38,7 +38,7 @@ FAULTS = {
     "file-lock": Fault(("H105",), "never reached the all_reduce"),
     "download": Fault(("H105",), "never reached the all_reduce"),
     "loop": Fault(("H105",), "never reached the all_reduce"),
-    "late": Fault(("H105",), "never reached the all_reduce"),
+    "late": Fault(("H121", "H105"), "all_reduce", options=STALL),
     "init": Fault(("H117",), "never called init_process_group"),
     "first": Fault(("H105",), "never reached the all_reduce"),
     "monitored": Fault(("H112",), "the others are waiting for it"),
