@@ -56,6 +56,7 @@ accuracy: $(WITH_TORCH) $(CHECKER)
 	$(BIN)/python tools/make_accuracy.py
 	$(BIN)/python tools/make_late_accuracy.py
 	$(BIN)/python tools/make_log_accuracy.py
+	$(BIN)/python tools/make_ending_accuracy.py
 
 screenshots: $(CHECKER) $(PROGRAMS)
 	$(BIN)/python tools/make_screenshots.py

@@ -55,8 +55,8 @@ def _find_nodes(trace: Trace) -> list[Node]:
     here: dict[int, Node] = {}
     n_nodes = size = 0
     for row in trace.table("manifests").rows():
-        told = msgspec.json.decode(row["environment"]) if row["environment"] else {}
-        numbers = [told.get(name, "") for name in ("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+        variables = msgspec.json.decode(row["environment"]) if row["environment"] else {}
+        numbers = [variables.get(name, "") for name in ("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")]
         if not all(number.isdecimal() for number in numbers) or row["local_rank"] == MISSING:
             return []
         number, n_nodes, size = map(int, numbers)
