@@ -178,8 +178,10 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         run              text   Name of the run.
         started_ns       int64  When the process started collecting.
         ended_ns         int64  When it ended; NULL when it was killed.
-        ending           text   How it ended: exit (by itself), exception, signal; empty if it was killed.
+        ending           text   exit (by itself), exception, signal, left (gone after its last group); empty if killed.
+        rank_exit_code   int32  Exit code of the rank's process, as its launcher saw it; above 128 a signal ended it.
         exit_code        int32  Exit code of the whole job; above 128 a signal ended it.
+        n_killed_for_memory  int64  Processes of the launcher's container that the kernel killed for lack of memory.
         clock_offset_ns  int64  How far the host's clock is ahead of rank 0's, as measured over the job's store.
         clock_error_ns   int64  Uncertainty of that measurement.
         n_steps          int64  Training steps seen.

@@ -1,4 +1,4 @@
-"""Which group of ranks each traced call belongs to: from what the traces say, else inferred."""
+"""Which group of ranks each traced call belongs to: from what any source of the capture says, else unknown."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
-from rankscope.model.tables import MISSING, Table
+from rankscope.analyze.collectives.host_calls import decoded_list
+from rankscope.analyze.derived import derived
+from rankscope.model.tables import MISSING, Table, Trace
 
 UNKNOWN_GROUP = MISSING
+_LISTED_ELSEWHERE = """
+    SELECT name, '[' || string_agg(rank, ',') || ']' FROM groups JOIN group_members USING (group_id)
+    WHERE NOT inferred GROUP BY group_id, name
+    UNION SELECT name, ranks FROM et_groups
+    UNION SELECT group_name, members FROM desync_states
+"""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -33,6 +39,7 @@ class Mention(NamedTuple):
     size: int
     is_on_host: bool
     lane: int  # stream or thread
+    generation: int = MISSING  # how often a group of this name was made before, where that is recorded
 
 
 class Listed(NamedTuple):
@@ -43,12 +50,12 @@ class Listed(NamedTuple):
     ranks: tuple[int, ...]
 
 
-def resolve_mentions(mentions: Sequence[Mention], profiles: Table) -> tuple[list[CommGroup], list[int]]:
+def resolve_mentions(trace: Trace, mentions: Sequence[Mention]) -> tuple[list[CommGroup], list[int]]:
     """The groups, and for each mention the number of its group or UNKNOWN_GROUP."""
-    listed = listed_groups(profiles)
+    listed = listed_groups(trace.table("profiles"))
     traced = sorted({mention.rank for mention in mentions})
     keys = [_identity(mention, listed.get(mention.file_id, {}), traced) for mention in mentions]
-    keys = _joined_by_name(mentions, keys)
+    keys = _joined_by_name(mentions, keys, derived(trace, members_by_name))
     keys = _named_by_lane(mentions, keys)
     numbers: dict[_Key, int] = {}
     for key in sorted({key for key in keys if key is not None}, key=_key_order):
@@ -65,31 +72,34 @@ class _Key(NamedTuple):
 
     name: str
     ranks: tuple[int, ...]  # empty when not known
+    generation: int = MISSING
 
 
-def _key_order(key: _Key) -> tuple[int, str, tuple[int, ...]]:
-    return (int(key.name) if key.name.isdecimal() else 10**9, key.name, key.ranks)
+def _key_order(key: _Key) -> tuple[int, str, tuple[int, ...], int]:
+    return (int(key.name) if key.name.isdecimal() else 10**9, *key)
+
+
+def members_by_name(trace: Trace) -> dict[str, set[tuple[int, ...]]]:
+    """What Flight Recorder dumps, execution traces and desync reports list; several groups may share a name."""
+    known: dict[str, set[tuple[int, ...]]] = {}
+    for name, ranks in trace.sql(_LISTED_ELSEWHERE).rows():
+        members = tuple(sorted(rank for rank in decoded_list(ranks) if isinstance(rank, int)))
+        if name and members:
+            known.setdefault(name, set()).add(members)
+    return known
 
 
 def listed_groups(profiles: Table) -> dict[int, dict[str, Listed]]:
     """Per trace the groups in its head, by name."""
-    parsed: dict[str, list[Any]] = {}
+    parsed: dict[str, list[dict[str, Any]]] = {}
     listed: dict[int, dict[str, Listed]] = {}
     for row in zip(*(profiles.columns[name].tolist() for name in ("file_id", "world_size", "groups")), strict=True):
         file_id, world_size, text = row
         if text not in parsed:
-            parsed[text] = _decoded(text)
+            parsed[text] = [entry for entry in decoded_list(text) if isinstance(entry, dict)]
         groups = [_listed(entry, world_size) for entry in parsed[text]]
         listed[file_id] = {group.name: group for group in groups}
     return listed
-
-
-def _decoded(text: str) -> list[Any]:
-    try:
-        groups = msgspec.json.decode(text or "[]")
-    except msgspec.DecodeError:
-        return []
-    return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
 
 
 def _listed(entry: Mapping[str, Any], world_size: int) -> Listed:
@@ -103,7 +113,7 @@ def _listed(entry: Mapping[str, Any], world_size: int) -> Listed:
 
 def _identity(mention: Mention, listed: Mapping[str, Listed], traced: Sequence[int]) -> _Key | None:
     if mention.name or mention.ranks.strip(" []"):
-        return _Key(mention.name, _members(mention, listed))
+        return _Key(mention.name, _members(mention, listed), mention.generation)
     if len(listed) == 1:  # a job with one group has nothing else to talk over
         only = next(iter(listed.values()))
         return _Key(only.name, only.ranks)
@@ -119,17 +129,19 @@ def _members(mention: Mention, listed: Mapping[str, Listed]) -> tuple[int, ...]:
     return known.ranks if known is not None and mention.size in (MISSING, len(known.ranks)) else ()
 
 
-def _joined_by_name(mentions: Sequence[Mention], keys: Sequence[_Key | None]) -> list[_Key | None]:
+def _joined_by_name(
+    mentions: Sequence[Mention], keys: Sequence[_Key | None], elsewhere: Mapping[str, set[tuple[int, ...]]]
+) -> list[_Key | None]:
     """A trace that does not list the members of a group means the one of that name which its rank belongs to."""
-    known: dict[str, list[_Key]] = {}
+    known: dict[str, set[tuple[int, ...]]] = {name: set(members) for name, members in elsewhere.items()}
     for key in dict.fromkeys(keys):
         if key is not None and key.ranks:
-            known.setdefault(key.name, []).append(key)
+            known.setdefault(key.name, set()).add(key.ranks)
     joined: list[_Key | None] = []
     for mention, key in zip(mentions, keys, strict=True):
         if key is not None and not key.ranks:
-            candidates = [other for other in known.get(key.name, ()) if mention.rank in other.ranks]
-            key = candidates[0] if len(candidates) == 1 else key
+            candidates = [members for members in known.get(key.name, ()) if mention.rank in members]
+            key = key._replace(ranks=candidates[0]) if len(candidates) == 1 else key
         joined.append(key)
     return joined
 

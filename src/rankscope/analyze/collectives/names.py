@@ -29,6 +29,10 @@ _BEGINNINGS = {
 # Operations whose size is what the rank takes; that of all others is what it gives.
 SIZED_BY_OUTPUT = ("scatter", "recv")
 P2P = ("send", "recv")
+# Operations that give and take the same tensors; others take into their first argument what they give with the second.
+IN_PLACE = ("all_reduce", "broadcast", "reduce", *P2P)
+# Where the operators of torch's library (c10d::...) have the root or the peer, from 1. No version has changed these.
+PARTNER_AT = {"broadcast": 3, "reduce": 4, "gather": 4, "scatter": 4, "send": 3, "recv": 3}
 
 
 def op_sql(name: str) -> str:
