@@ -180,7 +180,7 @@ def evaluating(options: Options, is_late: bool) -> None:
 
 
 def reading_results(options: Options, is_late: bool) -> None:
-    values = torch.randn(3000)
+    values = torch.randn(20_000)
 
     def act(step: int) -> None:
         if is_late:
