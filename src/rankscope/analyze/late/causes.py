@@ -96,7 +96,7 @@ def _runs_nowhere_else(trace: Trace, delays: Delays, part: Part) -> bool:
     found = trace.sql(
         "SELECT rank, count(*) FROM host_samples WHERE coalesce(site, frame) = $site GROUP BY rank", site=part.site
     ).rows()
-    times = dict(found)
+    times: dict[int, int] = dict(found)
     most = max((times.get(peer, 0) for peer in delays.peers), default=0)
     return most <= _NOT_AT_ALL * times.get(delays.rank, 0)
 
