@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import faulthandler
 import os
@@ -55,7 +56,8 @@ class Stacks(Part):
 
     def start(self) -> None:
         self._printer = CPrinter(self.run.aside(self._name.replace(".txt", _LEFT_BEHIND)), self._seconds)
-        worker_stacks.install(self.run.folder)
+        with contextlib.suppress(ImportError, AttributeError):  # another torch than we know
+            worker_stacks.install(self.run.folder)
 
     def tick(self) -> None:
         if self._printer is not None and self.run.settings.stall_seconds > 0:

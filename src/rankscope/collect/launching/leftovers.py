@@ -98,8 +98,9 @@ def _completed(place: Path, part: Part, code: int | None) -> Part:
     names = [(what, template.format(rank=rank)) for template, what in _FILES.items()]
     records = {name: {"what": what, "file": name, "n_bytes": n} for what, name in names if (n := _size(place / name))}
     got = [*part["got"], *(record for name, record in records.items() if name not in known)]
-    ended = {"ended_ns": part["ended_ns"] or time.time_ns(), "exit_code": code}
-    return {**part, "got": got, "problems": problems, **ended}
+    ended = part["ended_ns"] or time.time_ns()
+    told = {} if code is None else {"exit_code": code}
+    return {**part, "got": got, "problems": problems, "ended_ns": ended, **told}
 
 
 def _finish_lines(partial: Path, final: Path) -> None:

@@ -248,9 +248,9 @@ def watch_destroy_process_group(left: Callable[[], object]) -> None:
     """Calls `left` when no process group is left."""
     import torch.distributed
 
-    if not torch.distributed.is_available():
+    original = getattr(torch.distributed, "destroy_process_group", None)
+    if original is None:  # this torch has no distributed
         return
-    original = torch.distributed.destroy_process_group
 
     @functools.wraps(original)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
