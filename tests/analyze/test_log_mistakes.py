@@ -197,3 +197,30 @@ def test_counters_alone_are_enough_where_the_other_lines_are_lost(tmp_path: Path
     lines = text_of(LogJob("stalled", 4)).splitlines(keepends=True)
     kept = [line for line in lines if "[rank2]" not in line or "failure detected" in line]
     assert only(tmp_path, "".join(kept)).code == "H136"
+
+
+def test_all_ranks_in_one_call_of_any_group_are_a_stall(tmp_path: Path) -> None:
+    text = "".join(timed_out(rank, group="1(dp)") for rank in range(4))
+    assert only(tmp_path, text).code == "H136"
+
+
+def test_calls_of_groups_without_names_are_not_compared(tmp_path: Path) -> None:
+    """Up to torch 2.1 the lines name no group: one rank's counter is far ahead because it is another group's."""
+    line = "[E ProcessGroupNCCL.cpp:458] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800887 milliseconds before timing out.\n"
+    numbers = [(0, 96120), (0, 96117), (0, 96125), (7, 64088), (3, 64088)]
+    finding = only(tmp_path, "".join(line.format(rank=rank, seq=seq) for rank, seq in numbers))
+    assert (finding.code, finding.ranks) == ("H138", ())
+
+
+def test_lines_of_the_launcher_that_ran_together_are_all_read(tmp_path: Path) -> None:
+    name = "torch.distributed.elastic.multiprocessing.api"
+    parts = [f"WARNING:{name}:Sending process {pid} closing signal SIGTERM" for pid in (41, 42, 43)]
+    parts.append(f"ERROR:{name}:failed (exitcode: -9) local_rank: 3 (pid: 44) of binary: python")
+    finding = only(tmp_path, "Loading:   0%|    | 0/2 [00:00<?, ?it/s]" + " ".join(parts) + "\n")
+    assert (finding.code, finding.ranks) == ("H131", (3,))
+
+
+def test_a_quoted_excerpt_is_read_like_the_log(tmp_path: Path) -> None:
+    text = traceback(2, "KeyError: 'a'", 88) + closed(0) + failed(2, 1)
+    finding = only(tmp_path, "".join(f"> {line}\n" for line in text.splitlines()))
+    assert (finding.code, finding.ranks) == ("H130", (2,))
