@@ -81,6 +81,8 @@ def differ(fault: str, is_culprit: bool) -> None:
 def train(rank: int, fault: str, culprit: int) -> None:
     if fault in ("op", "size"):
         dist.set_debug_level(dist.DebugLevel.DETAIL)
+    if fault == "early" and rank == culprit:
+        load_batch()
     if fault == "init" and rank == culprit:
         time.sleep(2 * WAIT_S)
         os._exit(0)
