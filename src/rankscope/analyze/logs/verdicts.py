@@ -147,7 +147,7 @@ def _is_after_failure(attempt: Attempt, event: Event, causes: list[Event]) -> bo
 def _ranks(events: list[Event], attempt: Attempt) -> tuple[int, ...]:
     """The ranks of the events, by the process or device that they name where the line itself has none."""
     by_pid = _ranks_by_pid(attempt)
-    ranks = set()
+    ranks: set[int] = set()
     for event in events:
         pids = [event.detail(name) for name in ("killed_pid", "xid_pid")]
         named = {by_pid[int(pid)] for pid in pids if pid is not None and int(pid) in by_pid}
