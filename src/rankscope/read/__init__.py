@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Protocol, cast
 
+from rankscope.model.numbers import integer
 from rankscope.model.parts import Module, load_module, other_modules, own_modules
 from rankscope.model.tables import Part, Table
 from rankscope.read.files import Source
@@ -40,5 +41,5 @@ def other_readers() -> tuple[Reader, ...]:
 
 def _loaded(modules: Sequence[Module]) -> tuple[Reader, ...]:
     named = [module for module in modules if "NAME" in module.names]
-    named.sort(key=lambda module: int(module.names.get("ORDER", 0)))
+    named.sort(key=lambda module: integer(module.names.get("ORDER"), default=0))
     return tuple(cast(Reader, load_module(module.name)) for module in named)

@@ -16,6 +16,7 @@ from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from rankscope.errors import InputError, UsageError
+from rankscope.model.numbers import integer, is_number, rank_number
 from rankscope.read.bounded_http import Address, NoAnswerError, fetch, parse_address
 
 DEFAULT_PORT = 25999
@@ -108,7 +109,7 @@ def find_job(urls: Sequence[str], seconds: float) -> Job:
 
 def _split_rank(text: str) -> tuple[int | None, str]:
     rank, equals, url = text.partition("=")
-    return (int(rank), url) if equals and rank.isascii() and rank.isdigit() and len(rank) < 10 else (None, text)
+    return (integer(rank), url) if equals and is_number(rank) else (None, text)
 
 
 def _is_frontend(address: Address, seconds: float) -> bool:
@@ -169,7 +170,7 @@ def _workers_of(frontend: Address, seconds: float) -> list[Worker]:
 def _named_workers(page: str, pattern: re.Pattern[str]) -> Iterator[Worker]:
     for match in islice(pattern.finditer(page), MAX_WORKERS):
         with contextlib.suppress(UsageError):
-            yield Worker(int(match[1]), parse_address(match[2], 80))
+            yield Worker(rank_number(match[1]), parse_address(match[2], 80))
 
 
 # Asking them
@@ -292,7 +293,7 @@ def page_sections(page: bytes) -> dict[int, bytes]:
         section = text[match.end() : following.start() if following else None]
         shown = None if _FAILED.match(section) else _TEXT.search(section)
         if shown:
-            sections[int(match[1])] = shown[1].encode("utf-8", "replace")
+            sections[rank_number(match[1])] = shown[1].encode("utf-8", "replace")
     return sections
 
 

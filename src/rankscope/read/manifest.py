@@ -12,10 +12,10 @@ import numpy as np
 
 from rankscope.errors import BadFileError
 from rankscope.model.tables import MISSING, Table
+from rankscope.read.expected import PARTS
 from rankscope.read.files import Source
 
 NAME = "manifest"
-PARTS = "manifest.d"  # folder of what each rank tells about itself, of which manifest.json is made
 
 _WHOLE = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.manifest/')
 _PART = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.manifest-part/')

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from rankscope.errors import BadFileError
+from rankscope.model.numbers import rank_number
 from rankscope.model.tables import MISSING
 from rankscope.read import cache
 from rankscope.read.files import Source
@@ -60,7 +61,7 @@ def _copy(source: Source, aside: Path) -> _Note:
                 for line in stream:
                     prefix = _RANK_PREFIX.match(line)
                     if prefix:
-                        rank = int(prefix.group(1)[:9])
+                        rank = rank_number(prefix.group(1))
                         line = line[prefix.end() :]
                     if rank not in streams:
                         parts[rank] = aside / f"part_{rank}"

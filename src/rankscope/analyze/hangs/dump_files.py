@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.model.schema_recorder import EARLIER_MOMENT
+from rankscope.model.schema_recorder import EARLIER_MOMENT, MAY_HOLD_MORE
 from rankscope.model.tables import Trace
 
 # Sources that a rank writes while it trains: they neither tell its last calls nor that it was alive at the end.
@@ -30,6 +30,13 @@ def ranks_gone_on(trace: Trace) -> frozenset[int]:
 def ranks_cut(trace: Trace) -> frozenset[int]:
     """Ranks of which only the older part of the dump could be read, and no other dump is whole."""
     return _ranks(trace, ("damaged",), _NO_DUMPS) - _ranks(trace, ("read",), _NO_DUMPS)
+
+
+def may_hold_more(trace: Trace) -> list[str]:
+    """Archives and folders that could not be looked into to their end: any rank's dump may be in there."""
+    files = trace.table("files")
+    columns = zip(files.text("path").tolist(), files.text("problem").tolist(), strict=True)
+    return [path for path, problem in columns if problem.endswith(MAY_HOLD_MORE)]
 
 
 def _ranks(trace: Trace, statuses: tuple[str, ...], without: frozenset[str]) -> frozenset[int]:

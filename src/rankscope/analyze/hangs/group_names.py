@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from rankscope.model.numbers import is_number
 from rankscope.model.replicas import with_global_members
 from rankscope.model.tables import Trace
 
@@ -31,7 +32,7 @@ def find_group_orders(trace: Trace) -> list[GroupOrder]:
     meant: dict[str, dict[int, tuple[str, frozenset[int]]]] = defaultdict(dict)
     decoded: dict[str, frozenset[int]] = {}
     for row in config.rows():
-        if row["name"].isdigit() and row["description"] not in ("", "undefined"):
+        if is_number(row["name"]) and row["description"] not in ("", "undefined"):
             if row["members"] not in decoded:
                 decoded[row["members"]] = frozenset(msgspec.json.decode(row["members"], type=list[int]))
             meant[row["name"]][row["rank"]] = (row["description"], decoded[row["members"]])
@@ -72,7 +73,7 @@ def _by_calls(trace: Trace) -> list[GroupOrder]:
     calls, groups = trace.table("collectives"), trace.table("groups")
     by_role: dict[str, list[int]] = defaultdict(list)
     for row in groups.rows():
-        if row["inferred"] and row["name"].isdigit() and row["description"] not in ("", "default_pg"):
+        if row["inferred"] and is_number(row["name"]) and row["description"] not in ("", "default_pg"):
             by_role[row["description"]].append(row["group_id"])
     known, names = set(trace.table("ranks").array("rank").tolist()), groups.text("name")
     for role in sorted(role for role, numbers in by_role.items() if len(numbers) == 2):

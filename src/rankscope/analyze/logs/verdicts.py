@@ -23,6 +23,7 @@ from rankscope.analyze.logs.events import (
 )
 from rankscope.analyze.logs.watchdog import Standoff, standoff_of
 from rankscope.model.finding import Certainty
+from rankscope.model.numbers import rank_number
 from rankscope.model.tables import MISSING, Trace
 
 Cause = Literal["failed", "killed", "scheduler", "device", "behind", "mismatch", "stalled", "missing", "undecided"]
@@ -144,7 +145,7 @@ def _by_report(attempt: Attempt) -> Iterator[Verdict]:
     barrier = attempt.saying("monitored-barrier")
     if barrier:
         listed = str(barrier[0].detail("missing"))
-        ranks = tuple(sorted({int(part) for part in listed.replace(" ", "").split(",") if part.isdecimal()}))
+        ranks = tuple(sorted({rank_number(part) for part in listed.replace(" ", "").split(",")} - {MISSING}))
         yield Verdict("behind", attempt, "certain", ranks, tuple(barrier))
     mismatches = attempt.saying("detail-mismatch")
     if mismatches:
@@ -171,7 +172,7 @@ def _by_report(attempt: Attempt) -> Iterator[Verdict]:
 def _awaited_rank(event: Event) -> int:
     """gloo waits for the address of each peer under a key that ends with its rank: `/default_pg/0//cpu//0/2`."""
     head, _, last = str(event.detail("keys") or "").partition(",")[0].strip().rpartition("/")
-    rank = int(last) if head.endswith("//cpu//0") and last.isdecimal() and len(last) < 9 else MISSING
+    rank = rank_number(last) if head.endswith("//cpu//0") else MISSING
     return rank or MISSING  # rank 0 may have come, and wait itself for the others to connect to its store
 
 
