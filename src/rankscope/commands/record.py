@@ -6,6 +6,7 @@ import sys
 from argparse import REMAINDER, ArgumentTypeError
 from typing import TYPE_CHECKING, Any
 
+from rankscope.commands import output
 from rankscope.commands.output import positive_seconds
 from rankscope.errors import InputError, OutputError, RankscopeError, UsageError
 
@@ -326,7 +327,7 @@ def _diagnose(folder: Path) -> None:
     args = build_parser().parse_args(["diagnose", str(capture)])
     try:
         with redirect_stdout(sys.stderr):
-            sys.stderr.write("\n")
+            output.tell("")
             args.run(args)
     except RankscopeError as error:
         _tell(f"no diagnosis: {error.message}")

@@ -53,8 +53,8 @@ def read_bounded(reader: Reader, source: Source, *, is_limited: bool = True) -> 
         raise BadFileError("needs an absurd amount of memory or nesting", _HINT) from error
     except OverflowError as error:
         raise BadFileError("has a number that is larger than any trace's", _HINT) from error
-    except UnicodeDecodeError as error:
-        raise BadFileError(f"has text that is not UTF-8, at byte {error.start:,} of a value", _HINT) from error
+    except UnicodeError as error:
+        raise BadFileError("has text that is not UTF-8", _HINT) from error
     except (OSError, EOFError, zlib.error) as error:
         raise BadFileError(f"cannot be read: {str(error) or type(error).__name__}", "copy the file again") from error
     except Exception as error:
@@ -73,6 +73,7 @@ def _counted(reader: Reader, source: Source) -> Iterator[Table | Part]:
         n_rows += result.n_rows
         if isinstance(result, Table):
             _check_ranks(result)
+            _mend_text(result)
             n_names += sum(len(column.values) for column in result.columns.values() if isinstance(column, Text))
         if n_rows > ROWS + ROWS_PER_BYTE * source.n_bytes:
             raise BadFileError(f"has over {n_rows - 1:,} rows, more than any file of its size", _HINT)
@@ -88,6 +89,16 @@ def _check_ranks(table: Table) -> None:
         if largest > MAX_RANKS:
             words = name.replace("_", " ")
             raise BadFileError(f"says {words} {largest}: no job has more than {MAX_RANKS:,} ranks", _HINT)
+
+
+def _mend_text(table: Table) -> None:
+    """Half a character, as pickles and JSON can hold, is text that no terminal, page or database takes."""
+    for column in table.columns.values():
+        if isinstance(column, Text):
+            try:
+                "".join(column.values).encode()
+            except UnicodeEncodeError:
+                column.values[:] = [value.encode("utf-8", "replace").decode() for value in column.values]
 
 
 @contextmanager

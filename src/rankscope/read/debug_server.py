@@ -10,6 +10,7 @@ import contextlib
 import html
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
@@ -28,6 +29,10 @@ MAX_PAGE_BYTES = 1 << 30  # of all ranks
 _MAX_SMALL_BYTES = 1 << 20
 _CONNECTIONS = 32
 _PATIENCE_S = 60.0  # how long the frontend waits for a worker that does not answer
+_MAX_HOSTS = 64  # names that are looked up to see whether they are the host that was given
+_MAX_PER_HOST = 64  # workers on one host
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # no answer is compressed: what a bomb unfolds to is never seen
+NOT_FOLLOWED = "not contacted, as it is on another host than the one given: add --follow"
 _SMALL_JOB = 64
 
 _FRONTEND = b"Torch Distributed Debug Server"
@@ -71,6 +76,7 @@ class Worker(NamedTuple):
 class Job(NamedTuple):
     workers: tuple[Worker, ...]
     frontend: Address | None = None
+    held_back: frozenset[Worker] = frozenset()  # named by a server, and on another host than the one given
 
 
 class Reading(NamedTuple):
@@ -86,13 +92,18 @@ class Reading(NamedTuple):
 # Finding the workers
 
 
-def find_job(urls: Sequence[str], seconds: float) -> Job:
-    """The workers behind the URLs: of a frontend, or of workers given one by one as URL or RANK=URL."""
+def find_job(urls: Sequence[str], seconds: float, *, follow: bool = False) -> Job:
+    """The workers behind the URLs: of a frontend, or of workers given one by one as URL or RANK=URL.
+
+    Addresses on other hosts than those of the URLs are contacted only if they are to be followed.
+    """
     frontend: Address | None = None
     workers: dict[int, Worker] = {}
+    given: list[str] = []
     for position, text in enumerate(urls):
         told_rank, url = _split_rank(text)
         address = parse_address(url, DEFAULT_PORT)
+        given.append(address.host)
         if _is_frontend(address, seconds):
             if frontend is not None:
                 raise UsageError("two frontends given", "read one job at a time")
@@ -104,7 +115,35 @@ def find_job(urls: Sequence[str], seconds: float) -> Job:
             if rank in workers and workers[rank].address != address:
                 raise UsageError(f"two workers given for rank {rank}", "specify the rank of each: RANK=URL")
             workers[rank] = Worker(rank, address)
-    return Job(tuple(workers[rank] for rank in sorted(workers)), frontend)
+    listed = tuple(workers[rank] for rank in sorted(workers))
+    return Job(listed, frontend, frozenset() if follow else _not_of(given, listed))
+
+
+def _not_of(given: Sequence[str], workers: Sequence[Worker]) -> frozenset[Worker]:
+    """The workers on other hosts than those that were given, and more on one of them than it can have.
+
+    A server may name any address: whoever runs this would knock at doors for it.
+    """
+    known = frozenset().union(*map(_addresses, dict.fromkeys(given)))
+    seen: dict[str, bool] = {}
+    kept: set[Worker] = set()
+    for worker in workers:
+        host = worker.address.host
+        if host not in seen and len(seen) < _MAX_HOSTS:
+            seen[host] = bool(_addresses(host) & known)
+        if seen.get(host) and len(kept) < _MAX_PER_HOST * len(given):
+            kept.add(worker)
+    return frozenset(workers) - kept
+
+
+def _addresses(host: str) -> frozenset[str]:
+    """What a name stands for; this machine's own name stands for the loopback as well."""
+    found = {host.lower()}
+    with contextlib.suppress(OSError, UnicodeError):
+        found |= {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    if found & {"127.0.0.1", "::1"} or host.lower() == socket.gethostname().lower():
+        found |= {"127.0.0.1", "::1", socket.gethostname().lower()}
+    return frozenset(found)
 
 
 def _split_rank(text: str) -> tuple[int | None, str]:
@@ -183,7 +222,9 @@ def read_job(job: Job, seconds: float) -> Iterator[Reading]:
     unreached: list[Reading] = []
     n_reached = 0
     with ThreadPoolExecutor(min(_CONNECTIONS, max(len(job.workers), 1))) as pool:
-        for reading in pool.map(lambda worker: read_worker(worker, seconds), job.workers):
+        contacted = [worker for worker in job.workers if worker not in job.held_back]
+        unreached += [Reading(each, time.time_ns(), {}, (NOT_FOLLOWED,), is_reached=False) for each in job.held_back]
+        for reading in pool.map(lambda worker: read_worker(worker, seconds), contacted):
             if reading.is_reached:
                 n_reached += 1
                 yield reading
@@ -236,6 +277,9 @@ class _Conversation:
             return None
         if reply.status != 200:
             self.problems.append(f"{question.handler} answers with status {reply.status}")
+            return None
+        if reply.content.startswith(_PACKED):
+            self.problems.append(f"{question.handler} answers with compressed data, which was not unpacked")
             return None
         return reply.content
 

@@ -200,7 +200,7 @@ def parse_ranks(ranks: Any) -> list[int] | None:
     if isinstance(ranks, str):
         try:
             ranks = msgspec.json.decode(ranks)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeError):
             return None
     if isinstance(ranks, (list, tuple)) and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in ranks):
         return list(ranks)
