@@ -59,7 +59,7 @@ def more(calls: Blocks, mode: str) -> float:
 
 
 def step_rows(title: str, blocks: Blocks) -> Iterator[str]:
-    yield f"| {title} | step | by off |"
+    yield f"| {title} | step | relative to off |"
     yield "| --- | ---: | ---: |"
     for mode, times in blocks.items():
         yield f"| {mode} | {statistics.median(times) * 1e3:.2f} ms | {relative(blocks, mode):.3f} |"

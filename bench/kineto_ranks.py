@@ -1,6 +1,6 @@
 """Measures what the profiler traces of many ranks cost, beside the imports and beside decoding the same files.
 
-python bench/kineto_ranks.py           all cases, some minutes
+python bench/kineto_ranks.py           all cases, a few minutes
 python bench/kineto_ranks.py --quick   two small cases, to see that everything runs
 python bench/kineto_ranks.py --write   puts the table into bench/README.md
 """

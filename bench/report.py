@@ -1,6 +1,6 @@
 """Measures the page of `rankscope report`: what it costs to write, its size, and how soon its map is drawn.
 
-python bench/report.py              all cases, some minutes
+python bench/report.py              all cases, a few minutes
 python bench/report.py --quick      one small case, to see that everything runs
 python bench/report.py --write      puts the table into bench/README.md
 
@@ -190,7 +190,7 @@ def _describe_machine() -> str:
 
 def _table(results: Sequence[Result]) -> list[str]:
     lines = [
-        "| capture | CPU | by `rankscope DIR` | peak memory | page | map drawn | empty page | zoom, median | slowest |",
+        "| capture | CPU | relative to `rankscope DIR` | peak memory | page | map drawn | empty page | zoom, median | slowest |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for result in results:

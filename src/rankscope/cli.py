@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         raise _usage_error(self, message)
 
     def format_help(self) -> str:
-        """As argparse has it, but options that many commands share are only named: `rankscope help` describes them."""
+        """Argparse's text, but options that many commands share are only named: `rankscope help` describes them."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rankscope import analyze
+from rankscope.analyze.attempts import Judged, join_attempts, later_attempts
 from rankscope.model.finding import Report
 from rankscope.model.tables import Trace
 from rankscope.read.capture import Options, Progress, ReadSettings, read_capture
@@ -39,8 +40,15 @@ def load(
 
 
 def diagnose(trace: Trace, progress: Progress | None = None) -> Report:
-    """Runs all rules; the first finding is the root cause. Worlds that were alive side by side are all judged."""
-    return analyze.judge(trace, progress)
+    """Runs all rules; the first finding is the root cause. Worlds that were alive side by side are all judged, and so
+    are the later attempts of a job that was restarted.
+    """
+    report = analyze.judge(trace, progress)
+    attempts = later_attempts(trace)
+    if not attempts:
+        return report
+    later = [Judged(number, path, other := load(path), analyze.judge(other, progress)) for number, path in attempts]
+    return join_attempts(trace, report, later)
 
 
 def shown_world(trace: Trace, report: Report) -> Trace:

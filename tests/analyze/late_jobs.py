@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MS = 1_000_000
+MS, US = 1_000_000, 1_000
 START = 1_795_000_000_000_000_000
 N_RANKS, N_STEPS, LATE = 3, 40, 2
 PERIOD, PAUSE, WORK = 36 * MS, 30 * MS, 5 * MS
@@ -98,22 +98,26 @@ def _dump(rank: int, joined: list[int]) -> bytes:
 
 def _host_lines(rank: int, scene: Scene, late_steps: list[int]) -> Iterator[dict[str, Any]]:
     machine = {"n_cores": 4, "n_usable_cores": 4, "n_torch_threads": 8}
-    yield {"schema": "rankscope.host/1", "rank": rank, "machine": machine}
+    began = START - PERIOD
+    yield {"schema": "rankscope.host/1", "rank": rank, "began_ns": began, "machine": machine}
     lines = {0: FORWARD, 1: BACKWARD, 2: scene.line, 3: OTHER}
     for number, line in lines.items():
         library = [[scene.library, 1, "call"]] if number == 2 and scene.library else []
         yield {"stack": [number, [*library, [FILE, line, "train"]]]}
-    for time in range(START - PERIOD, START + N_STEPS * PERIOD, SAMPLE):
+    for number, wait in enumerate(("futex", scene.waits_in)):
+        yield {"wait": [number, wait]}
+    for time in range(began, START + N_STEPS * PERIOD, SAMPLE):
         step, phase = divmod(time - START, PERIOD)
-        counts = [0, 0, 1 << 30, 4]  # bytes read and written, memory, threads
+        when = (time - began) // US
         if step in late_steps and phase < PAUSE:
-            own = [scene.late_ns, scene.state, scene.waits_in, scene.cpu_ns, scene.delayed_ns, scene.others_ns]
-            yield {"sample": [time, step + 1, 2, *own, *counts]}
-            yield {"threads": [time, [["helper", 3, scene.others_ns]]]}
+            own = [scene.late_ns // US, scene.state, 1 if scene.waits_in else -1]
+            spent = [scene.cpu_ns // US, scene.delayed_ns // US, scene.others_ns // US]
+            yield {"s": [when, step + 1, 2, *own, *spent]}
+            yield {"t": [when, [["helper", 3, scene.others_ns // US]]]}
         elif phase < WORK or step in late_steps:
-            yield {"sample": [time, step + 1, 0, 0, "R", "", SAMPLE, 0, 0, *counts]}
+            yield {"s": [when, step + 1, 0, 0, "R", -1, SAMPLE // US, 0, 0]}
         else:
-            yield {"sample": [time, step + 1, 1, 0, "S", "futex", 0, 0, 0, *counts]}
+            yield {"s": [when, step + 1, 1, 0, "S", 0, 0, 0, 0]}
     for step in late_steps if scene.mark else ():
         begin = START + step * PERIOD
         yield {"mark": [scene.mark, begin, begin + PAUSE, ""]}

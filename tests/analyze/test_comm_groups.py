@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rankscope.analyze.comm.groups import UNKNOWN_GROUP, CommGroup, Mention, resolve_mentions
+from rankscope.analyze.collectives.groups import UNKNOWN_GROUP, CommGroup, Mention, resolve_mentions
 from rankscope.model.tables import Table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from analyze.building import Setting, job, root_cause
-from rankscope.analyze.hangs.dump_files import ranks_alive, ranks_cut
+from rankscope.analyze.hangs.view import ranks_alive, ranks_cut
 from rankscope.model.tables import Table, Trace
 
 

@@ -72,8 +72,8 @@ COLLECTING = (
         needs_torch=True,
     ),
     Behavior(
-        there="set an ExecutionTraceObserver up, register its file, start and stop it, without Kineto; also where "
-        "nothing is trained",
+        there="set up an ExecutionTraceObserver, register its file, start and stop it, without Kineto, also for "
+        "inference",
         commands=(f"{_RECORD} --only execution-trace -- python infer.py",),
         shows=r"24 steps, counted by calls of the model",
         check=_observer_alone,
@@ -90,13 +90,13 @@ COLLECTING = (
         needs_torch=True,
     ),
     Behavior(
-        there="a schedule that records no step",
+        there="refuse a schedule that records no step",
         commands=("rankscope record --active 0 -- python train.py",),
         shows=r"--active is 0: no step would be recorded",
         exit_codes=(2,),
     ),
     Behavior(
-        there="collect nsys_<rank>.nsys-rep by Nsight Systems",
+        there="collect nsys_<rank>.nsys-rep with Nsight Systems",
         commands=("rankscope record -o t --no-diagnose --only metrics --nsys -- python train.py",),
         shows=r"nsys export .*t/nsys_0\.nsys-rep",  # the stand-in of the tests has no export to give
         check=_nsys_report,

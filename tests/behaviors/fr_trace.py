@@ -67,12 +67,12 @@ _MERGING = (
         shows=r"error\[H102\] \(\w+\) rank 1 called broadcast where its 7 peers called all_reduce",
     ),
     Behavior(
-        there="name a rank that passed another size",
+        there="name a rank that passed a different size",
         commands=("rankscope torchfrtrace sizes",),
         shows=r"error\[H103\] \(\w+\) rank 2 called all_reduce with \[4\] where its 3 peers passed \[1\]",
     ),
     Behavior(
-        there="name a rank that passed another type",
+        there="name a rank that passed a different type",
         commands=("rankscope torchfrtrace types",),
         shows=r"error\[H104\] \(\w+\) rank 2 called all_reduce with f64 where its 3 peers passed f32",
     ),
@@ -87,12 +87,12 @@ _MERGING = (
         shows=r"H103\] \(\w+\) the 4 ranks of group 0 .* send 32 elements in an all_to_all but expect 33: rank 0 ",
     ),
     Behavior(
-        there="match sends with receives, also those of a batch",
+        there="match sends with receives, including batched ones",
         commands=("rankscope torchfrtrace batches",),
         shows=r"error\[H105\] \(\w+\) rank 3 never answered rank 0",
     ),
     Behavior(
-        there="end without a word when nothing is wrong",
+        there="print nothing when nothing is wrong",
         commands=("rankscope torchfrtrace healthy",),
         shows=r"No problems found",
         exit_codes=(0,),
@@ -112,7 +112,7 @@ _GAPS = (
         shows=r"error\[H105\] \(\w+\) rank 2 never reached the all_reduce",
     ),
     Behavior(
-        there="(a known gap: coalesced collectives) match them as one call, whatever their sequence numbers",
+        there="(a known gap: coalesced collectives) match them as one call, regardless of their sequence numbers",
         commands=("rankscope fr coalesced -j",),
         shows=r"default_pg +1 +all_gather_coalesced \[4\] and 1 more -> \[16\] and 1 more f32 done",
         check=_has_one_row_per_group,
@@ -156,7 +156,7 @@ _USAGE = (
         needs_torch=True,
     ),
     Behavior(
-        there="read its output in a program without torch: plain containers, or a database",
+        there="read its output in a program without torch: as plain containers or as a database",
         commands=("rankscope fr hung -o flat.duckdb", "rankscope fr hung -o flat.pickle"),
         shows=r"flat\.pickle \(pickle\)",
         check=_is_plain_pickle,
@@ -212,7 +212,7 @@ _FLAGS = (
         shows=r"groups:\n[\s\S]*memberships:\n[\s\S]*collectives:\n[\s\S]*ncclcalls:\n",
     ),
     Behavior(
-        there="(--allow-incomplete-ranks) analyze although dumps of ranks are missing",
+        there="(--allow-incomplete-ranks) analyze even if dumps are missing",
         commands=("rankscope torchfrtrace incomplete --allow-incomplete-ranks",),
         shows=r"error\[H102\] \(\w+\) rank 2 called broadcast where its 2 peers called all_reduce",
         check=lambda _, printed: _has_no_warning(printed),
@@ -223,7 +223,7 @@ _FLAGS = (
         shows=r"warning\[D901\] \(\w+\) no readable dump from rank 3",
     ),
     Behavior(
-        there="(--mismatch_cap) list at most so many mismatches per group",
+        there="(--mismatch_cap) list at most this many mismatches per group",
         commands=("rankscope torchfrtrace sizes --mismatch_cap 0",),
         shows=r"1 mismatch in 1 group not listed",
         check=_lists_none,
@@ -245,7 +245,7 @@ _FLAGS = (
         shows=r"Read 4 Flight Recorder dumps from runs[\s\S]*error\[H102\] \(\w+\) rank 2",
     ),
     Behavior(
-        there="shorten its options",
+        there="abbreviate its options",
         commands=("rankscope torchfrtrace hung --just --allow",),
         shows=r"rank 1\b[\s\S]*broadcast",
     ),

@@ -45,7 +45,7 @@ LINKING = (
         shows=r"^\s+0\s+\d+\s+100%\s+id",
     ),
     Behavior(
-        there="a warning if the two were not collected together, or one is missing",
+        there="warn if the two were not collected together, or one is missing",
         commands=("rankscope link pairs/torch_et_0.json.gz",),
         shows=r"the execution trace has no matching profiler trace",
     ),
@@ -83,12 +83,12 @@ LINKING = (
         check=_says_nothing_of_slow_operators,
     ),
     Behavior(
-        there="take durations as they were recorded, beside the observer",
+        there="take the durations recorded with the observer on",
         commands=("rankscope link recorded --raw-durations",),
         shows=r"durations were measured with the observer on",
     ),
     Behavior(
-        there="take durations from clean steps that were collected into another folder",
+        there="take durations from clean steps in another folder",
         commands=("rankscope link pairs --durations-from recorded",),
         shows=r"durations are from steps without the observer, 0 are not",
     ),

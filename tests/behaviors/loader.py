@@ -7,7 +7,7 @@ from pathlib import Path
 from behaviors.row import Behavior
 
 TITLE = "Finding and loading dumps"
-INTRO = "How torchfrtrace finds the files of a folder and what each is."
+INTRO = "How torchfrtrace finds the files in a folder and recognizes what they are."
 
 
 def _ran_nothing(folder: Path, _: str) -> None:
@@ -16,17 +16,17 @@ def _ran_nothing(folder: Path, _: str) -> None:
 
 BEHAVIORS = (
     Behavior(
-        there="read every file of a folder and of the folders below it",
+        there="read every file in a folder and its subfolders",
         commands=("rankscope nested",),
         shows=r"Read 4 Flight Recorder dumps from nested[\s\S]*error\[H102\] \(\w+\) rank 2",
     ),
     Behavior(
-        there="infer the common prefix of the files' names",
+        there="infer the common prefix of the file names",
         commands=("rankscope hosts",),
         shows=r"Read 4 Flight Recorder dumps from hosts[\s\S]*error\[H102\] \(\w+\) rank 2",
     ),
     Behavior(
-        there="ask for --prefix where the names have no common one",
+        there="ask for --prefix if the names have no common prefix",
         commands=("rankscope runs",),
         shows=r"D910\] \(\w+\) the dumps here are from 2 jobs or attempts[\s\S]*choose one with --prefix",
     ),
@@ -36,7 +36,7 @@ BEHAVIORS = (
         shows=r"Read 4 Flight Recorder dumps from hosts[\s\S]*error\[H102\] \(\w+\) rank 2",
     ),
     Behavior(
-        there="pass over the files that do not have the prefix",
+        there="skip files without the prefix",
         commands=("rankscope tables runs -p monday_ --json", "rankscope runs -p monday_"),
         shows=r"Read 4 Flight Recorder dumps from runs[\s\S]*No problems found",
     ),
@@ -51,7 +51,7 @@ BEHAVIORS = (
         shows=r"gpu1",
     ),
     Behavior(
-        there="keep the host of a name such as gpu0-mydump_1",
+        there="keep the host from a name such as gpu0-mydump_1",
         commands=('rankscope query hosts "select host from ranks where rank = 1"',),
         shows=r"gpu0",
     ),
@@ -69,7 +69,7 @@ BEHAVIORS = (
         check=_ran_nothing,
     ),
     Behavior(
-        there="(one broken file ends it) go on without a file that is cut short, and say so",
+        there="(one broken file ends it) continue without a truncated file, and say so",
         commands=("rankscope damaged",),
         shows=r"error\[H102\] \(\w+\) rank 2[\s\S]*nccl_trace_rank_3[\s\S]*is truncated after 87 bytes",
     ),
@@ -92,7 +92,7 @@ BEHAVIORS = (
         exit_codes=(2,),
     ),
     Behavior(
-        there="(-v) say how many files were loaded",
+        there="(-v) print how many files were loaded",
         commands=("rankscope hung",),
         shows=r"Read 8 Flight Recorder dumps from hung",
     ),

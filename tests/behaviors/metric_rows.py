@@ -14,7 +14,7 @@ def _has_all_names(_folder: Path, printed: str) -> None:
 
 METRICS = (
     Behavior(
-        there="collect a metric specific trace of each rank beside the others: step time, loss, learning rate, memory",
+        there="collect a metrics trace of each rank along with the others: step time, loss, learning rate, memory",
         commands=(
             ">>> import rankscope, runpy; c = rankscope.collect('traces'); runpy.run_path('train.py'); c.stop()",
             "rankscope metrics traces training",
@@ -24,7 +24,7 @@ METRICS = (
         needs_torch=True,
     ),
     Behavior(
-        there="ask the metric specific trace of all ranks as one table",
+        there="query the metrics of all ranks as one table",
         commands=('rankscope query numbers "select name, count(distinct rank) as n from metrics group by name"',),
         shows=r"^loss +4$",
     ),

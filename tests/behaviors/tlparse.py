@@ -11,7 +11,7 @@ from behaviors.row import Behavior
 
 TITLE = "tlparse, TORCH_TRACE and TORCH_LOGS"
 INTRO = (
-    "Reports on what torch.compile did, and the logs that it can be asked for. `rankscope tlparse` takes tlparse's own "
+    "Reports on what torch.compile did, and the logs that it can write. `rankscope tlparse` takes tlparse's own "
     "command line."
 )
 
@@ -74,17 +74,17 @@ def _is_kept(folder: Path, printed: str) -> None:
 
 BEHAVIORS = (
     Behavior(
-        there="`tlparse /tmp/tracedir --latest`: report the latest log of a folder, by default into `tl_out`",
+        there="`tlparse /tmp/tracedir --latest`: report on the latest log in a folder, by default into `tl_out`",
         commands=("rankscope tlparse two_runs --latest",),
         shows=r"Report: tl_out/index.html",
     ),
     Behavior(
-        there="the same, of all ranks of the newest run of the folder",
+        there="do the same for all ranks of the newest run in the folder",
         commands=("rankscope compile two_runs --latest",),
         shows=r"The report covers the newest run; 1 log of 1 earlier run is left out",
     ),
     Behavior(
-        there="`tlparse <log_file>`: report a log by its name; `-o my_folder`: into another folder",
+        there="`tlparse <log_file>`: report on one log; `-o my_folder`: into another folder",
         commands=("rankscope compile two_runs/dedicated_log_torch_trace_first.log -o my_folder",),
         shows=r"Report: my_folder/index.html",
     ),
@@ -105,13 +105,13 @@ BEHAVIORS = (
         shows=r"--open +open the report in a browser",
     ),
     Behavior(
-        there="attach a zip with all of the output, not index.html alone; or one page that has all in it (`-o r.html`)",
+        there="attach a zip with the whole output, not just index.html; or one page with everything (`-o r.html`)",
         commands=("rankscope compile catalog -o r.html", "rankscope compile catalog -o tl_out.zip"),
         shows=r"Report: tl_out.zip",
         check=_is_whole,
     ),
     Behavior(
-        there="attach the trace log itself: it is in the report as it was",
+        there="attach the trace log itself: the report has an unchanged copy",
         commands=("rankscope compile catalog", ">>> print(open('tl_out/raw.log').read())"),
         shows=r"dynamo_output_graph",
     ),
@@ -121,7 +121,7 @@ BEHAVIORS = (
         shows=r"contains your model's code, but no weights",
     ),
     Behavior(
-        there="a page that can be shared: without lines of code, directories and names of hosts",
+        there="a page that can be shared: without source code, folder names and host names",
         commands=("rankscope report catalog -o shared.html --redact", ">>> print(open('shared.html').read()[:400000])"),
         shows=r"Source lines, directories and host names were left out",
     ),
@@ -152,7 +152,7 @@ BEHAVIORS = (
         shows=r"error\[C405\] \(\w+\) compiling .* failed with RuntimeError: no kernel for this operator",
     ),
     Behavior(
-        there="what torch measured of a frame: `compilation_metrics`",
+        there="what torch measured for a frame: `compilation_metrics`",
         commands=('rankscope query catalog "select compile_id, status, duration_ns from compilations"',),
         shows=r"(?s)0/0.*1/0.*2/0",
     ),
@@ -171,7 +171,7 @@ BEHAVIORS = (
         needs_torch=True,
     ),
     Behavior(
-        there="cache keys, hits and misses, and which part of the key made a look-up miss",
+        there="cache keys, hits and misses, and which part of the key made a lookup miss",
         commands=('rankscope query catalog "select artifact, also_named, outcome, key from cache_events"',),
         shows=r"(?s)aotautograd_cache_miss.*aot_autograd_cache_miss",
     ),
@@ -184,7 +184,7 @@ BEHAVIORS = (
         needs_torch=True,
     ),
     Behavior(
-        there="every option of the tables of TORCH_LOGS, from `+all` to `fusion`: which there are",
+        there="list every TORCH_LOGS option, from `+all` to `fusion`",
         commands=("rankscope logs",),
         shows=r"Logs of torch",
         check=_has_all_options,

@@ -6,7 +6,7 @@ from behaviors.row import Behavior
 
 TITLE = "Desync records in the store (TraceUtils.h)"
 INTRO = (
-    "What torch's tracker writes into the job's key-value store, and the report that it makes of it on a time-out. The "
+    "What torch's tracker writes into the job's key-value store, and the report that it prints on a timeout. The "
     "helpers are in `rankscope.desync`, which needs no torch."
 )
 
@@ -26,12 +26,12 @@ _JOB = (
 
 BEHAVIORS = (
     Behavior(
-        there="name the key under which a rank notes what it has started (getTraceStartKey)",
+        there="get the key under which a rank records what it has started (getTraceStartKey)",
         commands=(_IMPORT + 'print(desync.start_key("0", 3))',),
         shows=r"^0_3_trace_start$",
     ),
     Behavior(
-        there="name the key under which a rank notes what it has finished (getTraceEndKey)",
+        there="get the key under which a rank records what it has finished (getTraceEndKey)",
         commands=(_IMPORT + 'print(desync.end_key("NCCL", 3))',),
         shows=r"^NCCL_3_trace_end$",
     ),
@@ -45,7 +45,7 @@ BEHAVIORS = (
         needs_torch=True,
     ),
     Behavior(
-        there="log that the store is down, and go on (traceUpdate)",
+        there="log that the store is down, and continue (traceUpdate)",
         commands=(_IMPORT + 'print(desync.write_state(None, "0_3_trace_start", 7, "ALLREDUCE"))',),
         shows=r"Store is down while updating #7 with key 0_3_trace_start\n(.*\n)*False",
     ),
@@ -82,7 +82,7 @@ BEHAVIORS = (
         shows=r"^\t   #4 finished ranks:\n\t     \[1\] finished ALLREDUCE\n\t   #5 started ranks:$",
     ),
     Behavior(
-        there="make the whole report of the rank that timed out from the store (retrieveDesyncReport)",
+        there="make the full report of the rank that timed out, from the store (retrieveDesyncReport)",
         commands=(
             _STORE + 'desync.write_state(s, desync.start_key("0", 0), 5, "ALLREDUCE"); '
             'print(desync.report_from_store(s, "0", own_rank=0, world_size=2))',
@@ -91,7 +91,7 @@ BEHAVIORS = (
         needs_torch=True,
     ),
     Behavior(
-        there="the same report without a store, from states that you have, in torch's words or in rankscope's",
+        there="make the same report without a store, from states that you have, in torch's words or in rankscope's",
         commands=(
             _IMPORT + _STATES + 'print(desync.report(states, own_rank=0, style="torch"))',
             _IMPORT + _STATES + "print(desync.report(states, own_rank=0))",
@@ -99,7 +99,7 @@ BEHAVIORS = (
         shows=r"^ - Lagging ranks:$",
     ),
     Behavior(
-        there="the report of a job that hangs now, from outside; torch makes it only when a collective has timed out",
+        there="get the report of a job that hangs now, from outside (torch prints it only after a timeout)",
         commands=(
             _SERVER + 'g = dist.PrefixStore("default_pg/0//cuda/", s); '
             'w = [desync.write_state(g, desync.start_key("NCCL", rank), 5 - rank, "ALLREDUCE") for rank in (0, 1)]; '
@@ -109,7 +109,7 @@ BEHAVIORS = (
         needs_torch=True,
     ),
     Behavior(
-        there="ranks that never joined, where nothing says how many there are",
+        there="warn that ranks may be missing if nothing shows how many there are",
         commands=(
             _SERVER + 'g = dist.PrefixStore("default_pg/0//cuda/", s); '
             'desync.write_state(g, desync.start_key("NCCL", 0), 5, "ALLREDUCE"); '
@@ -146,7 +146,7 @@ BEHAVIORS = (
         needs_torch=True,
     ),
     Behavior(
-        there="the same of a thread that is stuck in C++, and reading it",
+        there="get the same for a thread that is stuck in C++, and read it",
         commands=(
             ">>> import rankscope, threading, torch, torch.distributed as dist; "
             'run = rankscope.collect("traces", cpp_stacks=True, kineto=False, execution_trace=False); '

@@ -28,7 +28,7 @@ def test_the_diagnosis_comes_first_and_the_truth_after_it(capsys: pytest.Capture
     assert verdict < printed.out.index("\nSimulated: 8 ranks ")
     assert printed.out.splitlines()[-2].startswith("Rank 3 called ")
     assert printed.out.splitlines()[-2].endswith(" The verdict names it.")
-    assert printed.out.splitlines()[-1] == "Next: rankscope rankscope-demo --all"
+    assert printed.out.splitlines()[-1] == "Next: rankscope report rankscope-demo -o report.html"
     assert len(list(Path("rankscope-demo").iterdir())) == 8
 
 

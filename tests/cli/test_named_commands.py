@@ -58,12 +58,12 @@ def test_answers_about_small_captures(name: str, tmp_path: Path) -> None:
 def test_exposed_communication_without_a_device(tmp_path: Path) -> None:
     """gloo: the finding may not name a metric of kernels."""
     tried = check_named_commands(_job(tmp_path, _gloo_step), tmp_path)
-    assert "rankscope metrics PATH comm_waits" in tried
+    assert "rankscope metrics job comm_waits" in tried
 
 
 def test_copies_that_the_device_waits_for(tmp_path: Path) -> None:
     tried = check_named_commands(_job(tmp_path, _copying_step), tmp_path)
-    assert "rankscope metrics PATH bandwidth_summary" in tried
+    assert "rankscope metrics job bandwidth_summary" in tried
 
 
 def _simulated(fault: str, n_stages: int = 1) -> ProfileSimulation:

@@ -106,12 +106,16 @@ def test_nothing_in_a_trace_steers_the_terminal(
 @pytest.mark.parametrize(
     ("sql", "message", "hint"),
     [
-        ("select rnk from collectives", 'Referenced column "rnk" not found', "did you mean rank?"),
+        ("select rnk from collectives", "no table of this query has a column 'rnk'", "did you mean rank?"),
         ("select c.oop from collectives c", "oop", "did you mean op?"),
-        ("select op from ranks", '"op" not found', "op is a column of collectives, "),
-        ("select zzzzzz from ranks", '"zzzzzz" not found', "the columns of ranks are rank, host, "),
-        ("from collectivs", "Table with name collectivs does not exist", "did you mean collectives?"),
-        ("from zzzzzz", "Table with name zzzzzz does not exist", "the tables are files, ranks, "),
+        ("select op from ranks", "no table of this query has a column 'op'", "op is a column of collectives, "),
+        (
+            "select zzzzzz from ranks",
+            "no table of this query has a column 'zzzzzz'",
+            "the columns of ranks are rank, host, ",
+        ),
+        ("from collectivs", "no table is called 'collectivs'", "did you mean collectives?"),
+        ("from zzzzzz", "no table is called 'zzzzzz'", "the tables are files, ranks, "),
         ("selec 1", "syntax error", "rankscope tables"),
         ("from read_text('/etc/hostname')", "Permission Error", "rankscope export"),
         ("", "this is no statement", "from ranks"),

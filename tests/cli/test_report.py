@@ -99,3 +99,13 @@ def test_a_browser_opens_only_when_asked(hang: Path, tmp_path: Path, monkeypatch
     assert shown == []
     main(["report", str(hang), "-o", str(tmp_path / "b.html"), "--open"])
     assert shown == [(tmp_path / "b.html").as_uri()]
+
+
+def test_a_page_is_not_written_under_the_name_of_a_text(
+    hang: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(hang), "-o", str(tmp_path / "report.txt")]) == 2
+    error = capsys.readouterr().err
+    assert "does not end in .html" in error
+    assert f"-o {tmp_path / 'report.html'}" in error
+    assert not list(tmp_path.glob("report.*"))

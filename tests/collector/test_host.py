@@ -33,10 +33,10 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Run, Host]:
 def wait_for_sample(part: Host) -> int:
     """The line of this function in which a sample has found the main thread."""
     deadline = time.monotonic() + LIMIT_S
-    code, line = sys._getframe().f_code, sys._getframe().f_lineno + 2
-    while ((code, line) not in {places[0] for places in list(part._stacks) if places}) and time.monotonic() < deadline:
+    place = (sys._getframe().f_code, sys._getframe().f_lineno + 2)
+    while place not in {stack[0] for stack in list(part._stacks.known) if stack} and time.monotonic() < deadline:
         time.sleep(0.2)
-    return line
+    return place[1]
 
 
 def test_samples_have_the_line_and_marks_their_times(host: tuple[Run, Host], tmp_path: Path) -> None:
@@ -73,11 +73,12 @@ def test_all_hooks_are_taken_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_the_file_stays_small_and_samples_do_not_stop(host: tuple[Run, Host]) -> None:
     run, part = host
-    part._n_bytes = 1 << 30
+    part._file.n_bytes = 1 << 30
     assert part._pause(time.monotonic()) == 5.0
-    part._n_bytes = 0
+    part._file.n_bytes = 0
     part._steps, part._usual, part._step_began = [0.1] * 3, 0.1, time.monotonic() - 1
     assert part._pause(time.monotonic()) == 0.005
     part._n_fast = 10_000
-    assert part._pause(time.monotonic()) == 0.05
+    assert part._pause(part._began + 1) == 0.02
+    assert part._pause(part._began + 60) == 0.05
     run.finish()

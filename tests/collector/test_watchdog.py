@@ -74,12 +74,10 @@ def test_not_while_calls_finish(job: Job) -> None:
     assert job.dumps == []
 
 
-def test_not_before_the_first_call_has_finished(job: Job) -> None:
+def test_before_the_first_call_has_finished(job: Job) -> None:
     job.counts = Counts(1, 0)
     job.pass_time(3 * STALL_S)
-    job.counts = None
-    job.pass_time(3 * STALL_S)
-    assert job.dumps == []
+    assert job.dumps == ["no collective has finished for 30 s"]
 
 
 def test_again_after_progress(job: Job) -> None:
@@ -112,5 +110,27 @@ def test_it_can_be_switched_off(tmp_path: Path, job: Job) -> None:
     job.run.settings = Settings(folder=str(tmp_path), stall_seconds=0)
     job.dog = watchdog.Watchdog(job.run)
     job.counts = Counts(7, 7)
+    job.pass_time(3 * STALL_S)
+    assert job.dumps == []
+
+
+@pytest.mark.parametrize(
+    ("is_joining", "has_joined", "reason"),
+    [
+        (False, False, "torch.distributed has not been initialized for 30 s"),
+        (True, False, "init_process_group has not returned for 30 s"),
+        (False, True, "the process has not ended for 30 s since destroy_process_group"),
+    ],
+)
+def test_outside_of_the_groups_life(job: Job, is_joining: bool, has_joined: bool, reason: str) -> None:
+    job.run.world_size, job.run.is_joining, job.is_initialized = 2, is_joining, False
+    if has_joined:
+        job.dog.joined()
+    job.pass_time(3 * STALL_S)
+    assert job.dumps == [reason]
+
+
+def test_a_process_that_is_alone_may_take_its_time(job: Job) -> None:
+    job.is_initialized = False
     job.pass_time(3 * STALL_S)
     assert job.dumps == []

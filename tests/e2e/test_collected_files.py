@@ -82,6 +82,11 @@ def collected(request: pytest.FixtureRequest) -> Collected:
     return made
 
 
+def printed_in(folder: Path) -> set[str]:
+    """What the launcher keeps of the job's output belongs to no rank."""
+    return {path.name for path in folder.glob("output_host_*")}
+
+
 def test_every_file_is_there_for_every_rank(everything: Collected, forked: Collected, alone: Collected) -> None:
     assert (everything.ended.code, forked.ended.code, alone.ended.code) == (0, 0, 0)
     profiled = ("kineto_trace_{}.json", "kineto_clean_{}.json", "torch_et_{}.json")
@@ -94,9 +99,9 @@ def test_every_file_is_there_for_every_rank(everything: Collected, forked: Colle
     }
     for made in (everything, forked, alone):
         wanted = {kind.format(rank) for kind in kinds[made.n_ranks] for rank in range(made.n_ranks)}
-        (printed,) = made.folder.glob("output_host_*")
         found = {name for name in files_of(made.folder) if not name.startswith("torch_trace/")}
-        assert found == wanted | {printed.name, "manifest.json", "run.json"}
+        assert found == wanted | {*printed_in(made.folder), "manifest.json", "run.json"}
+    assert [len(printed_in(made.folder)) for made in (everything, forked, alone)] == [1, 1, 0]  # one launcher, or none
     assert len(list(everything.folder.glob("torch_trace/*.log"))) == 2
 
 
@@ -107,7 +112,7 @@ def test_the_manifest_tells_of_every_file(collected: Collected) -> None:
     assert problems_of(collected.folder) == []
     got = {file["file"]: file["n_bytes"] for rank in manifest["ranks"] for file in rank["got"]}
     about_the_run = {"manifest.json", "run.json", *(f"manifest.d/rank_{rank}.json" for rank in range(4))}
-    assert got.keys() == files_of(collected.folder) - about_the_run
+    assert got.keys() == files_of(collected.folder) - about_the_run - printed_in(collected.folder)
     assert got == {name: (collected.folder / name).stat().st_size for name in got}
     assert manifest["run"]["ended_ns"] > manifest["run"]["started_ns"]
     assert all(rank["started_ns"] < rank["ended_ns"] for rank in manifest["ranks"])

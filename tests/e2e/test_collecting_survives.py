@@ -42,7 +42,7 @@ TRAINING = str(JOBS / "collected_training.py")
 PROFILED = {"torch_et_0.json", "kineto_trace_0.json", "kineto_clean_0.json"}
 MANIFEST = {"manifest.json", "manifest.d/rank_0.json"}
 SMALL_DISK = 1 << 16
-ALL_FILES = {*PROFILED, *MANIFEST, "metrics_0.jsonl"}
+ALL_FILES = {*PROFILED, *MANIFEST, "metrics_0.jsonl", "host_0.jsonl"}
 
 
 class Survived(NamedTuple):
@@ -83,8 +83,9 @@ def test_a_job_that_trains_is_not_changed(tmp_path: Path) -> None:
 
 def test_a_disk_that_takes_no_more(tmp_path: Path) -> None:
     survived = survive(tmp_path, "trains_with_little_space", "3000")
-    assert files_of(survived.folder) == {*MANIFEST, "metrics_0.jsonl"}
-    assert survived.problems.keys() == {"execution_trace", "kineto", "kineto_clean"}
+    assert files_of(survived.folder) == {*MANIFEST, "metrics_0.jsonl", "host_0.jsonl"}
+    # How much the sampler has to write depends on how long the job takes.
+    assert survived.problems.keys() - {"host"} == {"execution_trace", "kineto", "kineto_clean"}
 
 
 @pytest.fixture

@@ -111,10 +111,14 @@ def host_lines(rank: int, n_samples: int) -> str:
     """A rank that sleeps in its own code, below a function of Python's library."""
     machine = {"n_cores": 8, "n_usable_cores": 4, "n_torch_threads": 32, "load": 3.5}
     header = {"schema": "rankscope.host/1", "rank": rank, "world_size": 2, "host": "gpu-1", "machine": machine}
+    header["began_ns"] = 1_700_000_000_000_000_000
     frames = [["/usr/lib/python3.11/queue.py", 171, "get"], ["/home/ada/train.py", 40 + rank, "train"]]
-    lines: list[dict[str, Any]] = [header, {"stack": [0, frames]}]
+    lines: list[dict[str, Any]] = [header, {"stack": [0, frames]}, {"wait": [0, "futex"]}]
     for number in range(n_samples):
-        spent = [1000, "S", "futex_wait", 20_000, 3000, 4000, 100 + number, 200, 1 << 30, 9]
-        lines.append({"sample": [1_700_000_000_000_000_000 + number * 50_000_000, number, 0, *spent]})
+        when = number * 50_000
+        lines.append({"s": [when, number, 0, 1, "S", 0, 20, 3, 4]})
+        lines.append({"p": [when, 100 + number, 200, 1 << 30, 9, 0, 5_000_000, 1 << 34, 7_000_000, 350]})
+    lines.append({"t": [0, [["helper", 0, 7], ["gloo", -1, 9]]]})
+    lines.append({"worker": [0, 4711, frames]})
     lines.append({"mark": ["gc", 1_700_000_000_000_000_000, 1_700_000_000_004_000_000, "generation 2"]})
     return "".join(json.dumps(line) + "\n" for line in lines)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "snapshots"
 
 
 def check_snapshot(name: str, text: str) -> None:
+    text = re.sub(r"(?<=Checked )\d+ of \d+ rules", "N of N rules", text)  # a new rule changes no text but its own
     path = FOLDER / name
     if os.environ.get("UPDATE_SNAPSHOTS"):
         path.write_text(text, encoding="utf-8")

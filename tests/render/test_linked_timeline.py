@@ -13,8 +13,7 @@ import pytest
 
 from analyze.link.edge_traces import Observed
 from analyze.link.edge_traces import trace_of as hand_made
-from rankscope.analyze.link.durations import transplanted_links
-from rankscope.analyze.link.links import recorded_links
+from rankscope.analyze.link.links import recorded_links, transplanted_links
 from rankscope.commands.linking import file_paths
 from rankscope.model.tables import Table, Trace
 from rankscope.pipeline import load

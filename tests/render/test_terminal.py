@@ -249,3 +249,19 @@ def test_large_line_numbers_keep_the_frame_straight() -> None:
 
 def test_the_last_line_names_the_next_command() -> None:
     assert list(render(sample.hang(), Options(next_command=NEXT)))[-1] == f"Next: {NEXT}"
+
+
+def test_commands_name_the_capture_as_one_would_type_it(base: str) -> None:
+    finding = msgspec.structs.replace(
+        sample.mismatch(), help="`rankscope metrics PATH overlap` shows each rank of PATH"
+    )
+    report = sample.report(finding)
+    for paths, typed in (
+        ((f"{base}/my traces",), "'my traces'"),
+        (("/elsewhere/traces",), "/elsewhere/traces"),
+        (("a", "b"), "a b"),
+        (("a", "b", "c", "d"), "PATH"),
+    ):
+        capture = msgspec.structs.replace(report.capture, paths=paths)
+        text = text_of(msgspec.structs.replace(report, capture=capture), Options(base=base))
+        assert f"   = fix:     `rankscope metrics {typed} overlap` shows each rank of PATH\n" in text

@@ -75,7 +75,7 @@ def sweep(start: Array, end: Array, kind: Array, group: Array | None = None) -> 
 
 
 def _changes(order: Array, kinds: Array) -> Array:
-    """Per edge in order of time, the bit of its kind where that begins to run or ceases; 0 where it goes on as before.
+    """Per edge in order of time, the bit of its kind where that starts or stops running; 0 where nothing changes.
 
     Every interval that began has ended when its group ends, so that one running count serves all groups.
     """
@@ -209,7 +209,7 @@ def _joined(intervals: Intervals) -> Intervals:
 
 
 def _run_bounds(continues: Array, n_rows: int) -> tuple[Array, Array]:
-    """First and last row of each run; `continues` says, from the second row on, if it goes on with the one before."""
+    """First and last row of each run; `continues`, from the second row on: it continues the run before."""
     if not n_rows:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     breaks = np.flatnonzero(~continues)

@@ -9,6 +9,7 @@ from rankscope.analyze.log_evidence import join_logs
 from rankscope.analyze.measured import measured
 from rankscope.analyze.merging import merge
 from rankscope.analyze.registry import RULES, Effect, Result, Rule, Skipped
+from rankscope.analyze.settling import settle
 from rankscope.analyze.skipping import why_skipped
 from rankscope.errors import RankscopeError
 from rankscope.model.border import bug_text, bugs_are_raised
@@ -53,9 +54,10 @@ def run_rules(trace: Trace, progress: Progress | None = None) -> tuple[list[Find
         checks.append(check)
         effects += [result.finding for result in results if isinstance(result, Effect)]
         findings += [result for result in results if isinstance(result, Finding)]
+    findings, settled = settle(findings)
     findings, explained = join_logs(findings)
     findings, same = merge(findings)
-    effects += [*explained, *same]
+    effects += [*settled, *explained, *same]
     findings.sort(key=importance)  # stable: rules are in order of their codes
     return findings, effects, [*checks, *trace.failed]
 

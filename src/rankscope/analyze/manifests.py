@@ -5,7 +5,7 @@ A job that ended by itself was not hanging, whatever a counter says that was rea
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,8 @@ from rankscope.analyze.derived import derived
 from rankscope.model.tables import MISSING, Trace
 
 _BY_ITSELF = "exit"
+_MAX_RANKS = 1 << 20
+_LEFT = "left"  # ended without notice, after its last process group was destroyed
 _RANK = "rank"  # the name of the problem of a process that was killed or crashed
 
 
@@ -32,6 +34,47 @@ def came_to_an_end(trace: Trace) -> bool:
     return derived(trace, _came_to_an_end)
 
 
+class Node(NamedTuple):
+    number: int
+    host: str
+    ranks: tuple[int, ...]
+    is_here: bool
+
+
+def nodes_of(trace: Trace) -> list[Node]:
+    """The nodes of the job, as torchrun told the ranks of them; empty where it did not."""
+    return derived(trace, _find_nodes)
+
+
+def ranks_elsewhere(trace: Trace) -> set[int]:
+    """Ranks of nodes that did not write into this capture: that they are missing says nothing about them."""
+    return {rank for node in nodes_of(trace) if not node.is_here for rank in node.ranks}
+
+
+def _find_nodes(trace: Trace) -> list[Node]:
+    here: dict[int, Node] = {}
+    n_nodes = size = 0
+    for row in trace.table("manifests").rows():
+        told = msgspec.json.decode(row["environment"]) if row["environment"] else {}
+        numbers = [told.get(name, "") for name in ("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+        if not all(number.isdecimal() for number in numbers) or row["local_rank"] == MISSING:
+            return []
+        number, n_nodes, size = map(int, numbers)
+        first = row["rank"] - row["local_rank"]
+        here[number] = Node(number, row["host"], tuple(range(first, first + size)), True)
+    if not here or n_nodes * size > _MAX_RANKS:
+        return []
+    world = max(trace.table("manifests").array("world_size").tolist())
+    others = sorted(set(range(world)) - {rank for node in here.values() for rank in node.ranks})
+    absent = [number for number in range(n_nodes) if number not in here]
+    if absent and len(others) == len(absent) * size:  # torchrun numbers ranks node by node
+        for position, number in enumerate(absent):
+            here[number] = Node(number, "", tuple(others[position * size : (position + 1) * size]), False)
+    elif absent:
+        here[absent[0]] = Node(absent[0], "", tuple(others), False)
+    return [here[number] for number in sorted(here)]
+
+
 def _ended_well(trace: Trace) -> bool:
     manifests = trace.table("manifests")
     if set(manifests.array("exit_code").tolist()) != {0} or not _covers_all_ranks(trace):
@@ -39,7 +82,7 @@ def _ended_well(trace: Trace) -> bool:
     # A shell can hide that its job failed (`job || true`), so the ranks must say so too. Those recorded by an older
     # collector at least report when they were killed.
     endings = set(manifests.text("ending").tolist())
-    return endings == {_BY_ITSELF} or (endings == {""} and not _were_killed(trace))
+    return endings <= {_BY_ITSELF, _LEFT} or (endings == {""} and not _were_killed(trace))
 
 
 def _came_to_an_end(trace: Trace) -> bool:

@@ -34,7 +34,7 @@ STAGES = (
 
 
 def prepare(trace: Trace, progress: Callable[[int, int, str], None] | None = None) -> None:
-    """Matches what belongs together in a capture as it was read, and tells it how its derived tables are made."""
+    """Matches what belongs together in a capture as it was read, and registers how its derived tables are made."""
     trace.makers = table_makers()
     for done, stage in enumerate(STAGES):
         if not any(map(trace.has, stage.needs)):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rankscope.analyze.hangs.outside_waits import OutsideWait, outside_waits
+from rankscope.analyze.hangs.standing import OutsideWait, outside_waits
 from rankscope.analyze.judging import importance
 from rankscope.analyze.registry import find_rule
 from rankscope.model.finding import Check, Evidence, Finding, ranks_phrase

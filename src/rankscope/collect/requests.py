@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 from rankscope.collect import manifest
 from rankscope.collect.part import Part
@@ -19,6 +21,7 @@ ASKED = "asked by "  # begins the reason of a dump that somebody wanted
 _SHORTEST_SECONDS = 0.5
 _RANKS_PER_SECOND = 1000  # that look at a folder they may share
 _MAX_BYTES = 4096
+_POLL_SECONDS = 0.1
 
 
 class Requests(Part):
@@ -81,5 +84,21 @@ def ask(place: Path, by: str = "rankscope snapshot") -> str:
 
 
 def take_back(place: Path) -> None:
-    """The file is of no use to anybody any more."""
+    """Removes the request: no rank needs it any more."""
     (place / NAME).unlink(missing_ok=True)
+
+
+def wait_for_answers(place: Path, name: str, seconds: float) -> None:
+    """Until all ranks of this host that still run have written their dumps, or for so long."""
+    deadline, host = time.monotonic() + seconds, socket.gethostname()
+    while time.monotonic() < deadline:
+        parts = [part for part in manifest.read_parts(place) if part.get("host") == host]
+        if all(_has_answered(part, name) for part in parts):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _has_answered(part: dict[str, Any], name: str) -> bool:
+    dumped = part.get("dumped")
+    answered = isinstance(dumped, dict) and dumped.get("request") == name
+    return answered or part.get("ended_ns") is not None or not Path(f"/proc/{part.get('pid')}").exists()

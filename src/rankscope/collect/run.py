@@ -27,6 +27,7 @@ TICK_SECONDS = 0.25
 OPTIMIZER, BY_HAND = "optimizer", "rankscope.step()"
 EXIT = "exit"  # the reason of the dump that is made when the job ends by itself, and how that is called
 EXCEPTION, SIGNAL = "exception", "signal"  # the other ways to end that a rank can still tell
+LEFT = "left"  # it has destroyed its process groups, and was ended without notice afterwards
 _LOCK_SECONDS = 30.0
 _JOIN_SECONDS = 5.0
 _HINTS = {
@@ -73,6 +74,10 @@ class Run:
         self.clock_error_ns: int | None = None
         self.folder = Path(settings.folder)
         self.has_begun = self.has_ended = False
+        self._has_left = False  # all process groups
+        self.is_finishing = False
+        self.when_finished: Callable[[], object] | None = None  # a signal came meanwhile
+        self.is_joining = False  # init_process_group was called and has not returned
         self._ending: str | None = None  # how; None while it runs, and for ever if it is killed
         self._files = Publisher(self.folder, settings.max_bytes)
         self._parts: tuple[Part, ...] = ()
@@ -131,6 +136,21 @@ class Run:
                 self._call(part, part.steps_change, n_before, is_fatal=True)
             self._call(part, part.step, self.n_steps, is_fatal=True)
 
+    def left(self) -> None:
+        """The last process group was destroyed. The process may be ended without notice now: files are complete."""
+        if self._is_ours():
+            self._has_left = True
+            self.dump(EXIT)
+
+    def begin_joining(self) -> Callable[[], None]:
+        """init_process_group has been called; to be called when it has returned, or raised."""
+        self.is_joining = True
+
+        def end() -> None:
+            self.is_joining = False
+
+        return end
+
     def joined(self) -> None:
         """torch.distributed has been initialized."""
         if self._is_ours():
@@ -162,6 +182,7 @@ class Run:
         """The job ends: the last dump, then every part closes. A second call changes nothing."""
         if not self._is_ours():
             return
+        self.is_finishing = True
         self.dump(EXIT)
         self.has_ended = True
         self._ending = EXCEPTION if self.has_raised() else EXIT
@@ -177,6 +198,8 @@ class Run:
         finally:
             if acquired:
                 self._busy.release()
+        if self.when_finished is not None:
+            self.when_finished()
 
     def mark_raised(self) -> None:
         """An uncaught exception ends the process: noted even where no hook of the interpreter reports it."""
@@ -291,7 +314,7 @@ class Run:
             "environment": manifest.telling_environment(os.environ),
             "started_ns": self._started_ns,
             "ended_ns": time.time_ns() if self.has_ended else None,
-            "ending": self._ending if self.has_ended else None,
+            "ending": self._ending if self.has_ended else LEFT if self._has_left else None,
             "clock_offset_ns": self.clock_offset_ns,
             "clock_error_ns": self.clock_error_ns,
             "n_steps": self.n_steps,

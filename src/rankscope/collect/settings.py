@@ -27,8 +27,8 @@ class Settings:
     metrics: bool = True
     compile_log: bool = True
     output: bool = True  # what the job prints, kept by the launcher
+    host: bool = True  # samples of the training thread in all steps, and its pauses
     desync: bool = False
-    host: bool = False  # samples of the main thread between all steps
     cpp_stacks: bool = False  # C++ frames with the stacks of stalls and requests
     nsys: bool = False
     logs: str = ""  # as TORCH_LOGS takes them

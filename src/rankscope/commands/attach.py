@@ -96,7 +96,7 @@ def _visit(job: Job, args: Namespace, kept: str | None) -> Visit:
 
 
 def _write(reading: Reading, folder: str, has_hosts: bool) -> dict[str, Any]:
-    """Puts what a rank told into files that are read like those of any capture. A folder per host tells the host."""
+    """Writes what a rank sent into files that are read like those of any capture. The folder's name is the host."""
     from rankscope.read.debug_server import CALLS, OWN_CALLS, STACKS
 
     rank, address = reading.worker
@@ -126,7 +126,7 @@ def _refuse_silence(job: Job, workers: Sequence[dict[str, Any]]) -> None:
 
 
 def _of_the_job(report: Report, args: Namespace) -> Report:
-    """A folder that is gone when the answer is read is not worth a word: the answer is of the URL."""
+    """Names the URL as the capture, because the temporary folder is gone when the answer is read."""
     import msgspec
 
     if args.output:
@@ -157,7 +157,7 @@ def _show(report: Report, workers: list[dict[str, Any]], progress: Progress | No
 
 
 def _next_command(report: Report, args: Namespace) -> str:
-    """One reading cannot tell a slow job from a hung one: the second is what is most worth doing."""
+    """One reading cannot tell a slow job from a hung one, so a second one is the best next step."""
     import shlex
 
     from rankscope.commands.diagnose import next_command
@@ -207,14 +207,15 @@ def progress_lines(progress: Progress) -> Iterator[str]:
 
 
 def _state_lines(progress: Progress, states: Any, words: str) -> Iterator[str]:
-    """Ranks that stand at the same place share a line."""
+    """Ranks at the same line of code share a line."""
     from rankscope.model.finding import ranks_phrase
+    from rankscope.render.source import shown_path
 
     ranks_at: dict[str, list[int]] = {}
     for each in progress.ranks:
         if each.state in states:
             site = each.location
-            where = f", now at {site.file}:{site.line} in {site.function}" if site else ""
+            where = f", now at {shown_path(site.file, os.getcwd())}:{site.line} in {site.function}" if site else ""
             ranks_at.setdefault(where, []).append(each.rank)
     for where, ranks in sorted(ranks_at.items(), key=lambda item: len(item[1]))[:_MAX_HOLES]:
         yield f"  {ranks_phrase(ranks)} {words}{where}"

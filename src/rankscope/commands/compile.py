@@ -97,7 +97,7 @@ def _is_file(path: str) -> bool:
 
 
 def _choose_run(trace: Trace, args: Namespace) -> None:
-    """The report is of the newest run; the findings are of all of them, unless --latest is given."""
+    """The report covers the newest run, the findings cover all runs unless --latest is given."""
     from rankscope.errors import InputError
     from rankscope.model.finding import count_noun
 

@@ -297,9 +297,9 @@ def _clear(folder: str, force: bool) -> None:
 
 
 def is_right(report: Report, truth: Truth, *others: Truth) -> bool:
-    """True when the first finding names the fault and its ranks, and of several faults the errors name them all.
+    """True when the first finding names the fault and its ranks; with several faults, when the errors name them all.
 
-    Of a healthy job it is true when nothing is called an error.
+    For a healthy job, true when nothing is called an error.
     """
     if truth.rule is None:
         return not report.count("error") and not any(finding.code[0] in "HS" for finding in report.findings)
@@ -331,7 +331,7 @@ def _truth_lines(folder: str, simulation: Simulation, agrees: bool) -> list[str]
         "",
         f"Simulated: {mesh.world:,} ranks (dp={mesh.dp}, tp={mesh.tp}, pp={mesh.pp}); their dumps are in {folder}.",
         f"{' '.join(truth.note for truth in simulation.truths)} {verdict_words(n_faults, agrees)}",
-        f"Next: rankscope {shlex.quote(folder)} --all",
+        f"Next: rankscope report {shlex.quote(folder)} -o report.html",
     ]
 
 

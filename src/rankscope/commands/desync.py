@@ -81,7 +81,7 @@ def _nothing_tracked(address: Address, tracking: Found, args: Namespace) -> Exce
 def _verdict(
     dumps: dict[int, dict[str, Any]], stacks: dict[int, str], address: Address, args: Namespace
 ) -> Report | None:
-    """What the rules of the Flight Recorder say; None where the store does not tell who is in the groups."""
+    """The verdict of the Flight Recorder rules; None if the store does not show who is in the groups."""
     import msgspec
 
     from rankscope.commands.dump_folder import dump_folder, told_as_output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
@@ -76,7 +77,7 @@ def show(report: Report, chosen: str, args: Namespace) -> None:
 
 
 def action_line(report: Report) -> str:
-    """Of the first finding that has one: the root cause comes first."""
+    """The action of the first finding that has one: the root cause comes first."""
     chosen = next((finding for finding in report.findings if finding.action), None)
     if chosen is None:
         return "none"
@@ -95,18 +96,18 @@ def fails(severity: Severity, fail_on: str) -> bool:
 
 
 def page_command(paths: Sequence[str], path: str = "report.html") -> str:
-    return f"rankscope report {_quoted(paths)} -o {_quoted([path])}"
+    return f"rankscope report {_typed(paths)} -o {_typed([path])}"
 
 
-def _quoted(paths: Sequence[str]) -> str:
-    import shlex
+def _typed(paths: Sequence[str]) -> str:
+    from rankscope.render.source import typed_paths
 
-    return " ".join(map(shlex.quote, paths))
+    return typed_paths(paths, os.getcwd())
 
 
 def next_command(report: Report) -> str:
     """The command most worth running after this answer."""
-    paths = _quoted(report.capture.paths)
+    paths = _typed(report.capture.paths)
     is_calm = not (report.count("error") or report.count("warning"))
     if (
         is_calm and "compile_log" in report.capture.sources

@@ -297,7 +297,7 @@ def _detail_sections(trace: Trace, selection: Selection, args: Namespace) -> Ite
 
 
 def _table_sections(trace: Trace, selection: Selection) -> Iterator[list[str]]:
-    """The flat database's tables, as far as they are of the selected groups and ranks."""
+    """The flat database's tables, limited to the selected groups and ranks."""
     import sys
 
     from rankscope.model.database import connect

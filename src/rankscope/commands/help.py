@@ -26,6 +26,7 @@ PATH is one of these, and several may be given:
   a pattern        "traces/*.json.gz"    * ? [...], and ** for subfolders
   an archive       traces.tar.gz         .tar, .tar.gz, .tgz or .zip
   a URL            https://host/traces.tar.gz, s3://bucket/run7/
+  standard input   -                     part of a job's log: pbpaste | rankscope -
 
 rankscope recognizes a file by its content, not its name. Files that it does not know are skipped, a damaged
 file is reported, and everything else is still read and diagnosed.

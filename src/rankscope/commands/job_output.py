@@ -14,7 +14,7 @@ _WAIT_S = 2.0  # for processes that outlive the job: what they print later is st
 
 
 def output_path(folder: Path) -> Path:
-    """Not taken: other launchers of the job may write to the same folder."""
+    """A file name that is still free: other launchers of the job may write to the same folder."""
     host = "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:60]
     names = (f"output_host_{host}{suffix}" for suffix in ("", *(f"_{number}" for number in range(2, 10_000))))
     return next(path for name in names if not (path := folder / name).exists())

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rankscope.commands.job_output import KeptOutput
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_MAY_END = (signal.SIGINT, signal.SIGTERM)
 _STDIN = 0
 _SAME_SIGNAL_S = 0.25  # timeout(1) signals its child and then the child's group: torchrun would take that for two
 _KILLED = 128  # what shells add to the number of the signal that ended a command
@@ -24,22 +25,23 @@ _KILLED = 128  # what shells add to the number of the signal that ended a comman
 def run_job(
     command: Sequence[str],
     environment: Mapping[str, str],
-    on_request: Callable[[], None],
+    on_request: Callable[[int], None],
     kept: KeptOutput | None = None,
 ) -> int:
-    """The exit code of the command, 128 + n when signal n killed it. OSError: it cannot be started.
+    """Runs the job. Returns its exit code, 128 + n when signal n killed it. OSError: it cannot be started.
 
-    SIGUSR2 is not for the job, of which it would end what does not expect it: `on_request` is called.
+    SIGUSR2 calls `on_request` and is not passed on: it would end every process that does not expect it. Other signals
+    call it too before they are passed on, as they may end the job.
     What it prints goes through `kept`, if given.
-    The job has its own process group: Ctrl-C on the terminal comes to us alone, and is passed on once, to all of it.
+    The job has its own process group: Ctrl-C on the terminal reaches only us, and is passed on once, to all of it.
     """
-    job = _Job()
+    job = _Job(on_request)
     handlers = {**dict.fromkeys(_PASSED_ON, job.pass_on), signal.SIGTSTP: job.suspend}
-    handlers[signal.SIGUSR2] = lambda number, frame: on_request()
+    handlers[signal.SIGUSR2] = lambda number, frame: on_request(number)
     previous = {number: signal.getsignal(number) for number in handlers}
-    for number, handler in previous.items():
-        if handler is not signal.SIG_IGN:  # as nohup has set it: the job ignores it as well
-            signal.signal(number, handlers[number])
+    ignored = [number for number, handler in previous.items() if handler is signal.SIG_IGN]
+    for number in handlers.keys() - set(ignored):
+        signal.signal(number, handlers[number])
     try:
         sys.stdout.flush()
         try:
@@ -47,6 +49,9 @@ def run_job(
         finally:
             if kept is not None:
                 kept.job_started()
+        # As nohup or a script's & have set it: the job has inherited that, but may have changed its mind, as torchrun.
+        for number in set(ignored) & set(_PASSED_ON):
+            signal.signal(number, handlers[number])
         return job.wait()
     finally:
         if kept is not None:
@@ -57,7 +62,8 @@ def run_job(
 
 
 class _Job:
-    def __init__(self) -> None:
+    def __init__(self, on_request: Callable[[int], None]) -> None:
+        self._on_request = on_request
         self._process: subprocess.Popen[bytes] | None = None
         self._group = 0
         self._waiting: list[int] = []  # signals that came before there was a job
@@ -94,6 +100,8 @@ class _Job:
             return
         self._passed_on[number] = now
         if self._group:
+            if number in _MAY_END:
+                self._on_request(number)
             self._send(number)
         else:
             self._waiting.append(number)

@@ -44,7 +44,7 @@ def durations_words(args: Namespace) -> str:
 
 
 def durations_notes(args: Namespace, n_inflated: int, n_moved: int) -> Iterator[str]:
-    """Where the durations of linked operators are from: so many from clean steps, so many from beside the observer."""
+    """How many durations of linked operators come from clean steps, and how many were recorded with the observer on."""
     clean = args.durations_from
     if clean and not n_moved:
         yield f"note: no durations taken from {clean}: other ranks or steps, or recorded with the observer"
@@ -77,14 +77,14 @@ def load_linked(args: Namespace) -> Trace:
 
         trace.tables["et_links"] = recorded_links(trace)
     elif clean:
-        from rankscope.analyze.link.durations import transplanted_links
+        from rankscope.analyze.link.links import transplanted_links
 
         trace.tables["et_links"] = transplanted_links(trace, _profiles_below(trace, clean))
     return trace
 
 
 def _keep_profiles_only(trace: Trace, folder: str, paths: Sequence[str]) -> None:
-    """Execution traces of the folder are of other steps: they are not what is to be linked."""
+    """Drops the folder's execution traces: they cover other steps than those to be linked."""
     import numpy as np
 
     from rankscope.model.schema_execution import EXECUTION_TABLES

@@ -44,7 +44,7 @@ class Shown(NamedTuple):
 
 
 class PageServer(LocalServer):
-    """Listens from the beginning, so that a port in use is told before the traces are read."""
+    """Listens from the start, so that a port in use is reported before the traces are read."""
 
     shown: Shown  # to be set before it serves
 
@@ -164,7 +164,7 @@ class _PageHandler(LocalHandler):
 
 
 def _complain(path: str, error: Exception) -> None:
-    """To the one who started the server; the browser is told to look there."""
+    """Reports the error where the server was started; the browser shows where to look."""
     from rankscope.render.escape import escape
 
     hint = error.hint if isinstance(error, RankscopeError) else "run it again with RANKSCOPE_DEBUG=1 for the traceback"

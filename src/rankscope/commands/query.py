@@ -22,6 +22,11 @@ FORMATS = ("table", "json", "csv", "parquet")
 _BATCH_ROWS = 10_000
 _MAX_TABLES = 5
 _TIMES_AS_TEXT = ("TIMESTAMP WITH TIME ZONE", "TIMESTAMP_NS")
+# What DuckDB says about a name that it does not know.
+_UNKNOWN_NAMES = (
+    ("no table is called {!r}", re.compile(r"Catalog Error: Table with name \"?([^\"\s]+)\"? does not exist")),
+    ("no table of this query has a column {!r}", re.compile(r'Binder Error: Referenced column "([^"]+)" not found')),
+)
 _QUOTED = re.compile(r'"([^"]+)"|name (\w+)')
 
 
@@ -199,7 +204,16 @@ def _say_written(path: str) -> None:
 
 def _as_usage_error(error: Exception, sql: str) -> UsageError:
     message = str(error).partition("\n")[0]
-    return UsageError(message, _hint(message, sql))
+    return UsageError(_in_our_words(message), _hint(message, sql))
+
+
+def _in_our_words(message: str) -> str:
+    """A wrong name is the most common mistake, and our other errors about names are shorter than DuckDB's."""
+    for words, pattern in _UNKNOWN_NAMES:
+        unknown = pattern.match(message)
+        if unknown:
+            return words.format(unknown[1])
+    return message
 
 
 def _hint(message: str, sql: str) -> str:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 FOLDER = "traces"
 # What can be chosen by name -> its setting.
-DEFAULTS = {name: name.replace("-", "_") for name in ("execution-trace", "kineto", "recorder", "stacks", "metrics")}
-DEFAULTS |= {"compile-log": "compile_log", "output": "output"}
-KINDS = {**DEFAULTS, "desync": "desync", "host": "host", "nsys": "nsys"}
+DEFAULTS = {name: name for name in ("kineto", "recorder", "stacks", "metrics", "host", "output")}
+DEFAULTS |= {"execution-trace": "execution_trace", "compile-log": "compile_log"}
+KINDS = {**DEFAULTS, "desync": "desync", "nsys": "nsys"}
 SCHEDULE = ("skip_first", "wait", "warmup", "active", "clean", "repeat")
+ANSWER_S = 3.0  # that a signal waits for the dumps of the ranks before the job gets it
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -42,9 +43,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     what.add_argument("--no", metavar="WHAT", type=_kinds, action="append", help="do not collect these")
     what.add_argument(
         "--desync", action="store_true", help="also track each collective's start and end in the job's TCP store"
-    )
-    what.add_argument(
-        "--host", action="store_true", help="also sample each rank's main thread in all steps, and mark its pauses"
     )
     what.add_argument("--cpp-stacks", action="store_true", help="add C++ frames to stack dumps")
     what.add_argument(
@@ -95,7 +93,7 @@ def _add_profiling_options(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from rankscope.collect.launching import folders, leftovers, nsys_exports
+    from rankscope.collect.launching import child_exits, folders, leftovers, nsys_exports
     from rankscope.commands.record_summary import summary_lines
     from rankscope.model.finding import ranks_phrase
 
@@ -108,7 +106,10 @@ def run(args: Namespace) -> int:
     run_id = folders.launcher_run_id(command)
     folder = _claim(args.output, run_id)
     about = {"id": run_id, **_started(command)}
+    n_before = child_exits.n_killed_for_memory()
     about["exit_code"] = code = _run_job(command, _placed(wanted, folder, run_id), about)
+    n_after = child_exits.n_killed_for_memory()
+    about["n_killed_for_memory"] = None if n_before is None or n_after is None else n_after - n_before
     _tell("", f"the job ended with exit code {code}")
     if wanted.nsys:
         _tell(*nsys_exports.export_all(folder))
@@ -148,7 +149,7 @@ def read_settings(args: Namespace) -> Settings:
     if args.only:
         chosen |= {setting: any(name in names for names in args.only) for name, setting in KINDS.items()}
     chosen |= {KINDS[name]: False for names in args.no or () for name in names}
-    chosen |= {name: True for name in ("desync", "host", "nsys") if getattr(args, name)}
+    chosen |= {name: True for name in ("desync", "nsys") if getattr(args, name)}
     return dataclasses.replace(Settings(folder=""), **chosen)
 
 
@@ -283,7 +284,7 @@ def _run_job(command: list[str], wanted: Settings, about: dict[str, Any]) -> int
     manifest.write_whole(Path(wanted.folder), about)
     kept = _keep_output(Path(wanted.folder)) if wanted.output else None
     try:
-        return run_job(command, environment.variables, lambda: _ask_ranks(Path(wanted.folder)), kept)
+        return run_job(command, environment.variables, lambda number: _ask_ranks(Path(wanted.folder), number), kept)
     except OSError as error:
         raise UsageError(f"cannot run {command[0]}: {error.strerror or error}", "check its permissions") from None
 
@@ -299,18 +300,29 @@ def _keep_output(folder: Path) -> KeptOutput | None:
         return None
 
 
-def _ask_ranks(folder: Path) -> None:
-    """Somebody sent SIGUSR2 to the launcher: the ranks are asked for what they know, and the job goes on."""
+def _ask_ranks(folder: Path, number: int) -> None:
+    """A signal to the launcher: asks the ranks for a dump. After SIGUSR2 the job continues. Before other signals are
+    passed on, the ranks get a moment to answer: one that hangs in C may be killed without another word.
+    """
+    import signal
+
     from rankscope.collect import requests
+    from rankscope.collect.launching import leftovers
     from rankscope.collect.launching.folders import newest_place
 
+    name = signal.Signals(number).name
     try:
         capture = newest_place(folder)
-        requests.ask(capture, "SIGUSR2 to rankscope record")
+        if number != signal.SIGUSR2 and not leftovers.unfinished(capture):
+            return
+        wanted = requests.ask(capture, f"{name} to rankscope record")
     except OSError as error:
         _tell(f"cannot ask the ranks for a dump: {error.strerror or error}")
-    else:
+        return
+    if number == signal.SIGUSR2:
         _tell(f"the ranks were asked for a dump into {capture}")
+    else:
+        requests.wait_for_answers(capture, wanted, ANSWER_S)
 
 
 def _diagnose(folder: Path) -> None:
@@ -318,13 +330,11 @@ def _diagnose(folder: Path) -> None:
     from contextlib import redirect_stdout
 
     from rankscope.cli import build_parser
-    from rankscope.collect.launching.folders import newest_place
-    from rankscope.collect.manifest import read_parts
+    from rankscope.collect.launching import leftovers
 
-    capture = newest_place(folder)
-    if not read_parts(capture):
+    if not any(leftovers.all_parts(folder)):
         return
-    args = build_parser().parse_args(["diagnose", str(capture)])
+    args = build_parser().parse_args(["diagnose", str(folder)])
     try:
         with redirect_stdout(sys.stderr):
             output.tell("")

@@ -44,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_page_options(parser: ArgumentParser) -> None:
-    """What a page may tell; `rankscope serve` has the same."""
+    """What a page may show; `rankscope serve` has the same."""
     parser.add_argument("--no-source", action="store_true", help="do not show lines of source code")
     parser.add_argument("--redact", action="store_true", help="leave out source code, directories and host names")
 
@@ -53,6 +53,7 @@ def run(args: Namespace) -> int:
     from rankscope import pipeline
     from rankscope.render.page.writer import write_page
 
+    _check_extension(args)
     output.check_writable(args.output, args.force)
     trace = load_trace(args)
     report = diagnose_trace(trace)
@@ -66,6 +67,20 @@ def run(args: Namespace) -> int:
 
         webbrowser.open(pathlib.Path(args.output).resolve().as_uri())
     return exit_code(report, args.fail_on)
+
+
+def _check_extension(args: Namespace) -> None:
+    """A browser shows a page as text if its name says that it is something else."""
+    import os
+    import shlex
+
+    from rankscope.errors import UsageError
+
+    stem, extension = os.path.splitext(args.output)
+    if extension.lower() not in (".html", ".htm", ""):
+        paths = shlex.join(args.paths)
+        hint = f"rankscope report {paths} -o {shlex.quote(stem + '.html')}; as text or JSON: rankscope {paths} -o FILE"
+        raise UsageError(f"report writes a web page, and {args.output} does not end in .html", hint)
 
 
 def page_options(args: Namespace, *, is_served: bool = False) -> PageOptions:

@@ -1,1 +1,1 @@
-"""What a running job tells about itself: its key-value store, read while the job runs."""
+"""What a running job says about itself: its key-value store, read while the job runs."""

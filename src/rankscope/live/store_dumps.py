@@ -1,4 +1,4 @@
-"""What a job's store tells of its ranks, as Flight Recorder dumps: so that the rules of the recorder can judge it."""
+"""What a job's store says about its ranks, as Flight Recorder dumps, so that the recorder's rules can judge it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Dump = dict[str, Any]
 
 
 def make_dumps(groups: Sequence[TrackedGroup], time_ns: int) -> dict[int, Dump]:
-    """By global rank. Groups whose members the store does not tell are left out."""
+    """One dump per global rank. Groups whose members the store does not show are left out."""
     dumps: dict[int, Dump] = defaultdict(_empty_dump)
     numbers: dict[int, dict[str, int]] = defaultdict(dict)  # of the groups that a rank is in, by their names
     # Where both trackers know a group, rankscope's comes first: it tells more.
@@ -43,7 +43,7 @@ def make_dumps(groups: Sequence[TrackedGroup], time_ns: int) -> dict[int, Dump]:
 
 
 def make_stacks(groups: Sequence[TrackedGroup]) -> dict[int, str]:
-    """By global rank: where its main thread was when it last told the store, in the layout of stacks_<rank>.txt."""
+    """Per global rank: where its main thread was when it last wrote to the store, laid out as stacks_<rank>.txt."""
     newest: dict[int, Detail] = {}
     for tracked in groups:
         for detail in tracked.details.values():
@@ -83,7 +83,7 @@ def _told_of(tracked: TrackedGroup) -> list[int]:
 
 
 def _add_members(dumps: dict[int, Dump], tracked: TrackedGroup) -> None:
-    """Who is in the group is told by one rank that called in it, and by those that did not: that is their only word."""
+    """Adds the members to the dump of one rank that called in the group, and of those that did not."""
     group, members = tracked.group, _told_of(tracked)
     config = {"name": group.name, "desc": group.desc, "ranks": str(list(group.ranks))}
     for place in (*members[:1], *members[len(tracked.members) :]):
@@ -91,7 +91,7 @@ def _add_members(dumps: dict[int, Dump], tracked: TrackedGroup) -> None:
 
 
 def _add_rank(dump: Dump, tracked: TrackedGroup, place: int, pg_id: int, time_ns: int) -> list[dict[str, Any]]:
-    """Where a rank stands in the group, and its latest call there, if it made one."""
+    """Adds a rank's progress in the group, and its latest call there, if it made one."""
     group, detail = tracked.group, tracked.details.get(place)
     member = tracked.members.get(place)
     # Sequence numbers count from 1: who never joined is known to stand at 0.
@@ -126,7 +126,7 @@ def _about(detail: Detail, time_ns: int) -> dict[str, Any]:
 
 
 def _detailed(detail: Detail | None, call: LatestCall, pg_id: int) -> dict[str, Any] | None:
-    """The call in full; None where the details are of an earlier one: they are told less often than the state."""
+    """The call in full; None if the details belong to an earlier call: they are written less often than the state."""
     entry = detail.entry if detail else None
     if (
         entry is None
@@ -143,7 +143,7 @@ def _detailed(detail: Detail | None, call: LatestCall, pg_id: int) -> dict[str, 
 
 
 def _drop_uneven_shapes(entries: Sequence[dict[str, Any]]) -> None:
-    """Where only some ranks tell the sizes of a collective, none are compared: absent is not different."""
+    """Drops the sizes of a collective if only some ranks recorded them: absent is not different."""
     by_seq: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for entry in entries:
         if not entry["is_p2p"]:

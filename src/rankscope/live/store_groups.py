@@ -78,7 +78,7 @@ class Members(msgspec.Struct):
 
 
 class Detail(msgspec.Struct):
-    """What rankscope's own tracker tells of one rank beside torch's two keys."""
+    """What rankscope's own tracker writes about one rank in addition to torch's two keys."""
 
     rank: int
     group: Members
@@ -219,7 +219,7 @@ def _gloo_sizes(keys: Iterable[str]) -> dict[str, int]:
 
 
 def _agents_size(source: _Source, attempt: int) -> int:
-    """The ranks of the job, as torchrun's agents have assigned them; 0 where they do not tell, or not the same."""
+    """The number of ranks that torchrun's agents assigned; 0 if they do not say, or disagree."""
     keys = [key for key in source.listed or () if _AGENTS_RANKS.fullmatch(key)]
     if attempt > 0:  # the agents leave what they agreed on before: it may have been of another size
         return 0

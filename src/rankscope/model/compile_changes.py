@@ -11,7 +11,7 @@ Kind = Literal["new", "more", "fewer", "gone"]
 
 
 class RunTotals(msgspec.Struct, frozen=True):
-    """One side of the comparison: the newest run at its paths. Numbers are of the rank with the most of each."""
+    """One side of the comparison: the newest run at its paths. Each number is that of the rank with the highest one."""
 
     paths: tuple[str, ...]
     ranks: tuple[int, ...]

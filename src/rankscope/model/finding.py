@@ -125,6 +125,24 @@ class WorldRef(msgspec.Struct, frozen=True):
     last_ns: int | None = None
 
 
+class AttemptRef(msgspec.Struct, frozen=True):
+    """One start of a job that its launcher started again; `title` is what went wrong in it, empty if nothing did."""
+
+    number: int  # restarts before it
+    path: str
+    ranks: tuple[int, ...]
+    title: str = ""
+
+
+class NodeRef(msgspec.Struct, frozen=True):
+    """One node of the job, as its launcher counts them; `is_here`: whether its ranks wrote into this capture."""
+
+    number: int
+    host: str
+    ranks: tuple[int, ...]
+    is_here: bool = True
+
+
 class Capture(msgspec.Struct, frozen=True):
     """The input: where it is, which ranks it covers, and which kinds of traces it has."""
 
@@ -142,6 +160,8 @@ class Capture(msgspec.Struct, frozen=True):
     last_ns: int | None = None
     world: int | None = None  # where there are several: the one that the ranks, groups, calls and times here are of
     worlds: tuple[WorldRef, ...] = ()  # empty where there is but one
+    attempts: tuple[AttemptRef, ...] = ()  # empty where the job was started once
+    nodes: tuple[NodeRef, ...] = ()  # empty where the launcher does not say
 
     def shown_world(self) -> WorldRef | None:
         return next((world for world in self.worlds if world.number == self.world), None)

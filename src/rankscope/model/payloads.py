@@ -13,7 +13,7 @@ _KEEP_BYTES = 64 << 20  # mapped pages count as the process's memory: beyond thi
 
 
 class MappedLog:
-    """The bytes of one log. Slices are copies; the pages behind them are given back as one goes on."""
+    """The bytes of one log. Slices are copies; the pages behind them are released while reading."""
 
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:

@@ -75,12 +75,14 @@ CALL_TABLES: tuple[TableSpec, ...] = (
     ),
     _derived(
         "call_twins",
-        "Calls of profiler traces that a Flight Recorder also has: same process, operation and time.",
+        "Calls of profiler traces: what called them, and the same call in a Flight Recorder dump, where certain.",
         """
         file_id           int32  The profiler trace.
         rank              int32  Global rank.
-        comm_id           int64  The call in comms.
-        group_id          int32  Its process group in groups.
+        row_id            int64  The call: comm_id in comms.
+        op                text   Operation that was called; gloo runs reduce_scatter as an all_reduce.
+        partner           int32  Position of the root or of the other side in the group, if the caller was recorded.
+        group_id          int32  Its process group in groups; NULL when no Flight Recorder shows it.
         peer              int32  Global rank of the other side of a send or receive.
         recorder_file_id  int32  The Flight Recorder dump; NULL when several calls are possible, all of this group.
         record_id         int64  The call in collectives; NULL when several are possible, all of this group.

@@ -68,7 +68,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "host_samples",
-        "What the main thread of a rank was doing, about 20 times per second.",
+        "What the training thread of a rank was doing, about 20 times per second.",
         """
         file_id        int32  The file.
         rank           int32  Global rank.
@@ -76,32 +76,28 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         step           int64  Training steps that had ended.
         site           text   The innermost Python frame that is the user's own code: file:line in function.
         frame          text   The innermost Python frame.
-        late_ns        int64  How late the sampler came: another thread held Python's lock, or no core was free.
-        state          text   State of the main thread: R (runs or wants to), S (sleeps), D (waits for the disk).
+        late_ns        int64  How late the sampler came: another thread held the GIL, or no core was free.
+        state          text   State of the thread: R (runs or wants to), S (sleeps), D (waits for the disk).
         waits_in       text   The system call that it sleeps in, with its file; else the kernel's function, if known.
         cpu_ns         int64  Its time on a core since the sample before.
         delayed_ns     int64  Its time of waiting for a core since the sample before.
         others_cpu_ns  int64  Time on a core of all other threads of the process since the sample before.
-        read_bytes     int64  Bytes that the process has read, files and sockets.
-        written_bytes  int64  Bytes that it has written.
-        memory_bytes   int64  Its resident memory.
-        n_threads      int32  Its threads.
         """,
         missing=Missing(
-            "no samples of the host in this capture: record with `rankscope record --host`",
+            "no samples of the host in this capture: record with `rankscope record`",
             setting="host",
             none_came="no samples of the host: the job ended at once",
-            record_with="rankscope record --host",
+            record_with="rankscope record",
         ),
     ),
     spec(
         "host_marks",
-        "Pauses of a rank's main thread that took 0.5 ms or more, with their exact times.",
+        "What a rank's training thread did for 0.5 ms or longer, with exact times.",
         """
         file_id   int32  The file.
         rank      int32  Global rank.
-        kind      text   gc (garbage collection), loading, saving (a checkpoint), compile or optimizer.
-        name      text   The generation that was collected, the function or the optimizer.
+        kind      text   gc, loading, saving (a checkpoint), compile, optimizer, backward, evaluation or range.
+        name      text   The generation that was collected, the function, the optimizer, or the range's name.
         start_ns  int64  When it began.
         end_ns    int64  When it ended.
         """,
@@ -109,15 +105,47 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "host_threads",
-        "Where the other Python threads of a rank were when its main thread was sampled.",
+        "Where the other threads of a rank were when its training thread was sampled.",
         """
         file_id  int32  The file.
         rank     int32  Global rank.
         time_ns  int64  When it was sampled.
         name     text   Name of the thread.
+        site     text   The innermost Python frame that is the user's own code; empty for threads without Python.
+        frame    text   The innermost Python frame.
+        cpu_ns   int64  Its time on a core since it was last seen.
+        """,
+        source="host_samples",
+    ),
+    spec(
+        "host_seconds",
+        "What a rank's process and its machine used, about once per second.",
+        """
+        file_id          int32    The file.
+        rank             int32    Global rank.
+        time_ns          int64    When it was read.
+        read_bytes       int64    Bytes that the process has read, files and sockets.
+        written_bytes    int64    Bytes that it has written.
+        memory_bytes     int64    Its resident memory.
+        n_threads        int32    Its threads.
+        n_major_faults   int64    Page faults so far that had to read from a disk.
+        cpu_ns           int64    Its time on cores so far, all threads together.
+        available_bytes  int64    Memory that is available on the machine.
+        machine_busy_ns  int64    Time in which the machine's cores worked so far, for all processes together.
+        load             float64  Load of the machine: threads that want to run, averaged over a minute.
+        """,
+        source="host_samples",
+    ),
+    spec(
+        "host_workers",
+        "Where the DataLoader workers of a rank were while its training thread waited for them.",
+        """
+        file_id  int32  The file.
+        rank     int32  Global rank.
+        time_ns  int64  When it was asked.
+        pid      int64  Process number of the worker.
         site     text   The innermost Python frame that is the user's own code.
         frame    text   The innermost Python frame.
-        cpu_ns   int64  Its time on a core since the sample before.
         """,
         source="host_samples",
     ),
@@ -127,7 +155,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         """
         file_id  int32    The file.
         rank     int32    Global rank.
-        name     text     n_cores, n_usable_cores, cgroup_cores, n_torch_threads or load.
+        name     text     n_cores, n_usable_cores, cgroup_cores, n_torch_threads, n_omp_threads, load, ...
         value    float64  Its value when the job ended, or when it began if it was killed.
         """,
         source="host_samples",
@@ -150,8 +178,10 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         run              text   Name of the run.
         started_ns       int64  When the process started collecting.
         ended_ns         int64  When it ended; NULL when it was killed.
-        ending           text   How it ended: exit (by itself), exception, signal; empty if it was killed.
+        ending           text   exit (by itself), exception, signal, left (gone after its last group); empty if killed.
+        rank_exit_code   int32  Exit code of the rank's process, as its launcher saw it; above 128 a signal ended it.
         exit_code        int32  Exit code of the whole job; above 128 a signal ended it.
+        n_killed_for_memory  int64  Processes of the launcher's container that the kernel killed for lack of memory.
         clock_offset_ns  int64  How far the host's clock is ahead of rank 0's, as measured over the job's store.
         clock_error_ns   int64  Uncertainty of that measurement.
         n_steps          int64  Training steps seen.

@@ -175,10 +175,10 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         match_id         int64    The logical call of all ranks in comm_matches.
         op               text     all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send, recv, ...
         is_p2p           bool     True for sends and receives.
-        group_name       text     Process group.
-        group_ranks      text     Global ranks of the group, as JSON.
+        group_name       text     Process group; empty when unknown.
+        group_ranks      text     Global ranks of the group, as JSON; an empty list when unknown.
         group_size       int32    Members of the group.
-        is_inferred      bool     True when the group was inferred, not recorded.
+        is_inferred      bool     True when no source recorded the group.
         dtype            text     Type of the elements, as in comms.
         n_in             int64    Elements that the rank sends.
         n_out            int64    Elements that the rank receives.
@@ -189,6 +189,9 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         tag              int64    Tag of a transfer.
         seq              int64    Sequence number in the group, where recorded.
         place            int64    Position among the calls of its group: seq, else counted per rank (and peer and tag).
+        group_id         int32    Its group in groups, if a Flight Recorder has the call.
+        recorder_file_id int32    The Flight Recorder dump that has it; NULL when several of its calls are possible.
+        record_id        int64    The same call in collectives; NULL when several are possible.
         """,
         "derived",
         missing="no collectives in the execution traces",

@@ -63,6 +63,14 @@ _ALL_TABLES = (
 SCHEMA: dict[str, TableSpec] = {table.name: table for table in _ALL_TABLES}
 
 
+def distinct(numbers: Array) -> Array:
+    """The different numbers in order, as np.unique has them. (numpy's own imports all of numpy.ma.)"""
+    ordered: Array = np.sort(numbers)
+    is_first: Array = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    result: Array = ordered[is_first]
+    return result
+
+
 class Text:
     """A text column: integer codes into a list of distinct values, so that 2 million rows cost 4 bytes each."""
 
@@ -285,10 +293,10 @@ class Trace:
         return concat(name, [])
 
     def sql(self, query: str, /, **parameters: Any) -> Answer:
-        """What a statement gives, in DuckDB's dialect; it names its parameters as $name.
+        """The result of a statement in DuckDB's dialect; parameters are written as $name.
 
-        The derived tables that it names are made. A parameter that is a dictionary of arrays is a table of that name.
-        Of large tables only the columns that the statement names are read, and only its rows are kept.
+        Derived tables that it names are computed. A parameter that is a dictionary of arrays is a table of that name.
+        Only the columns that the statement names are read from large tables, and only its rows are kept.
         """
         from rankscope.model.answer import Answer
 

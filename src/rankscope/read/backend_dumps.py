@@ -1,6 +1,6 @@
 """Joins the dumps of several recorders in one process: torch keeps a ring per backend, and torchcomms has its own.
 
-Dumps are of one process when they are in one folder, of one rank and one time, and of different backends or
+Dumps belong to one process if they are in one folder, have the same rank and time, and cover different backends or
 different groups. A group that two backends serve (`cpu:gloo,cuda:nccl`) counts its calls once per backend, so each
 backend's share of it is a separate group.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.model.numbers import whole
-from rankscope.model.tables import MISSING, Array, Table, Text
+from rankscope.model.tables import MISSING, Array, Table, Text, distinct
 from rankscope.read.stale_dumps import MAX_APART_NS
 from rankscope.read.two_recorders import OWN
 
@@ -47,7 +47,7 @@ class _Dump:
 def join_backends(tables: dict[str, Table]) -> dict[int, int]:
     """Merges the dumps of one process, in every table. Returns file -> file that replaces it."""
     ranks = tables["ranks"]
-    if "collectives" not in tables or len(np.unique(ranks.array("rank"))) == len(ranks):
+    if "collectives" not in tables or len(distinct(ranks.array("rank"))) == len(ranks):
         return {}
     processes = list(_processes(tables))
     if not processes:
@@ -92,7 +92,7 @@ def _dump(tables: Mapping[str, Table], row: dict[str, Any]) -> _Dump:
 
 
 def _part_shared_groups(tables: dict[str, Table], processes: Sequence[Sequence[_Dump]]) -> None:
-    """Of a group that several backends serve, all but one get a name that says which."""
+    """If several backends serve a group, all but one get a name that says which."""
     served: dict[str, set[str]] = defaultdict(set)
     for process in processes:
         for name in set().union(*(dump.groups for dump in process)):

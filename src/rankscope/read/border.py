@@ -26,7 +26,7 @@ _HINT = "it is corrupt or malicious: copy it again, or remove it from the folder
 
 
 class OverBudget(BaseException):
-    """Raised by the clock. No reader handles it: one that catches every Exception must not go on."""
+    """Raised by the clock. No reader handles it: one that catches every Exception must not continue."""
 
 
 def sniffs(reader: Reader, head: bytes, source: Source) -> bool:

@@ -93,7 +93,7 @@ def _reason(error: Exception) -> str:
 
 
 class _DeadlineSocket(socket.socket):
-    """Waits until one deadline for everything. A limit per wait would let a drip of bytes go on forever."""
+    """Waits until one deadline for everything. A limit per wait would let a slow trickle of bytes last forever."""
 
     deadline = 0.0
 

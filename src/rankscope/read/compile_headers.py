@@ -57,7 +57,7 @@ class Frame(msgspec.Struct):
 
 
 class Metrics(msgspec.Struct):
-    """Of the 99 fields those that the table of compilations has; times in seconds are of logs before 2.5."""
+    """The fields, out of 99, that the table of compilations has; times in seconds are from logs before 2.5."""
 
     co_name: str | None = None
     co_filename: str | None = None

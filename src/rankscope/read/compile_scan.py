@@ -170,7 +170,7 @@ class Scan:
             self.clock.anchor(self._stamps[-1], seconds * 1e9)
 
     def pid(self) -> int:
-        """Of the first record; behind the time of its line."""
+        """The process of the first record, which follows the time in its line."""
         first = next((start for known, start, *_ in self._places if known), None)
         if first is None:
             return MISSING

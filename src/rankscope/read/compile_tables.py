@@ -234,7 +234,7 @@ def cache_columns(payload: bytes, cache: str, outcome: str) -> Row:
 
 
 def error_columns(text: str) -> Row:
-    """Of a traceback: the exception, and the user's line: below `from user code`, else the innermost own one."""
+    """The exception of a traceback and the user's line: below `from user code`, else the innermost user line."""
     lines = text.splitlines()
     last = max((number for number, line in enumerate(lines) if line.strip() == "from user code:"), default=None)
     frames = traceback_frames(lines if last is None else lines[last + 1 :])

@@ -133,7 +133,7 @@ class DesyncText:
         return any(report.origin == "rankscope" for report in self.reports)
 
     def read(self, lines: Iterable[bytes]) -> None:
-        """Of lines that are cut at MAX_LINE bytes. What was read when they end, or fail to come, is kept."""
+        """Reads lines that are cut at MAX_LINE bytes. What was read when they end, or reading fails, is kept."""
         try:
             for line in lines:
                 if self._open or self.is_own or _may_matter(line):

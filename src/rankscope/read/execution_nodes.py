@@ -274,7 +274,7 @@ def _tensors_in(value: list[Any], depth: int) -> Iterator[list[Any]]:
 
 @functools.lru_cache(maxsize=4096)
 def tensor_places(types: str) -> tuple[tuple[int, int, str], ...]:
-    """Of each tensor that a list of types names, in order: the argument, its place in the argument, and the type."""
+    """For each tensor in a list of types, in order: the argument, the position in the argument, and the type."""
     try:
         named = _anything.decode(types)
     except msgspec.DecodeError:

@@ -22,7 +22,6 @@ from rankscope.read.archives import (
     unpacked_limit,
     zip_archive,
 )
-from rankscope.read.download import download, is_download
 from rankscope.read.file_names import rank_and_host
 from rankscope.read.given_paths import exists, matching, natural_key
 from rankscope.read.remote import RemoteFile, RemoteStream, find_remote, is_url, located
@@ -135,7 +134,7 @@ def find_sources(
     for given in paths:
         where = located(given)
         if is_url(where) and not exists(where):
-            files, failed = _downloaded(where, progress) if is_download(where) else _remote_sources(where)
+            files, failed = _at_address(where, progress)
             sources += files
             unreadable += failed
             continue
@@ -162,10 +161,14 @@ def _local_sources(path: Path) -> tuple[list[Source], list[Unreadable]]:
     return sources, failed
 
 
-def _downloaded(url: str, progress: Callable[[int, int, str], None] | None) -> tuple[list[Source], list[Unreadable]]:
-    """As if the file lay here, under the name of its address."""
+def _at_address(url: str, progress: Callable[[int, int, str], None] | None) -> tuple[list[Source], list[Unreadable]]:
+    """What can be downloaded as if it lay here, under the name of its address."""
     import tempfile
 
+    from rankscope.read.download import download, is_download  # with http and ssl, which few captures need
+
+    if not is_download(url):
+        return _remote_sources(url)
     copy = download(url, Path(tempfile.mkdtemp(dir=scratch_folder().name)), progress)
     sources, failed = _local_sources(copy.path)
     here = str(copy.path)

@@ -1,4 +1,4 @@
-"""What the collector sampled of a rank's main thread -> the tables of samples, marks and the machine."""
+"""What the collector sampled of a rank's training thread -> the tables of samples, marks and the machine."""
 
 from __future__ import annotations
 
@@ -15,34 +15,46 @@ from rankscope.read.files import Source
 from rankscope.read.recorder_shapes import is_user_frame
 
 NAME = "host_samples"
+MARKS = ("rankscope.host/",)
 
 _SCHEMA = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.host/')
 _CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it again if the original is complete"
-_HINT = "pass the files that `rankscope record --host` wrote"
+_HINT = "pass the files that `rankscope record` wrote"
 _MAX_HEADER = 1 << 16
 _MAX_TEXT = 500
 
 _Count = Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-_Small = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
 _Frame = tuple[str, _Count, str]
-_Sample = tuple[_Count, _Count, _Count, _Count, str, str, _Count, _Count, _Count, _Count, _Count, _Count, _Small]
-_COLUMNS = ("late_ns", "state", "waits_in", "cpu_ns", "delayed_ns", "others_cpu_ns", "read_bytes", "written_bytes")
+# When in microseconds since the start, step, stack, how late in microseconds, state, wait; microseconds on a core,
+# waiting for one, and of other threads on cores.
+_Sample = tuple[_Count, _Count, _Count, _Count, str, _Count, _Count, _Count, _Count]
+_Second = tuple[_Count, _Count, _Count, _Count, _Count, _Count, _Count, _Count, _Count, _Count]
+_SECOND = (
+    "read_bytes", "written_bytes", "memory_bytes", "n_threads", "n_major_faults", "cpu_ns", "available_bytes",
+    "machine_busy_ns",
+)  # fmt: skip
+_US = 1000  # nanoseconds
+_LAST_NS = 1 << 62
 
 
 class _Header(msgspec.Struct):
     rank: _Rank
+    began_ns: _Count = 0
     machine: dict[str, float] = {}
 
 
 class _Line(msgspec.Struct):
     """One of these."""
 
-    sample: _Sample | None = None
+    s: _Sample | None = None
+    t: tuple[_Count, list[tuple[str, _Count, _Count]]] | None = None
+    p: _Second | None = None
+    worker: tuple[_Count, _Count, list[_Frame]] | None = None
     stack: tuple[_Count, list[_Frame]] | None = None
+    wait: tuple[_Count, str] | None = None
     mark: tuple[str, _Count, _Count, str] | None = None
     machine: dict[str, float] | None = None
-    threads: tuple[_Count, list[tuple[str, _Count, _Count]]] | None = None
 
 
 _decoder = msgspec.json.Decoder(_Line)
@@ -94,20 +106,25 @@ def _decoded(content: bytes) -> _Line | None:
         line = _decoder.decode(content)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError):
         return None
-    return line if line.sample or line.stack or line.mark or line.threads or line.machine is not None else None
+    is_known = line.s or line.t or line.p or line.stack or line.wait or line.mark or line.worker
+    return line if is_known or line.machine is not None else None
 
 
 def _tables(keys: dict[str, int], header: _Header, lines: list[_Line]) -> Iterator[Table]:
-    stacks = [line.stack for line in lines if line.stack]
-    places = {number: (_site(frames), _text(frames[:1])) for number, frames in stacks}
-    samples = [line.sample for line in lines if line.sample]
-    yield Table.from_rows("host_samples", [{**keys, **_sample_row(sample, places)} for sample in samples])
-    marks = [line.mark for line in lines if line.mark]
+    began = header.began_ns
+    places = {line.stack[0]: (_site(line.stack[1]), _text(line.stack[1][:1])) for line in lines if line.stack}
+    waits = {line.wait[0]: line.wait[1][:_MAX_TEXT] for line in lines if line.wait}
+    samples = (_sample_row(began, line.s, places, waits) for line in lines if line.s)
+    yield Table.from_rows("host_samples", [{**keys, **row} for row in samples])
     names = ("kind", "start_ns", "end_ns", "name")
-    rows = [{**keys, **dict(zip(names, mark, strict=True)), "name": mark[3][:_MAX_TEXT]} for mark in marks]
-    yield Table.from_rows("host_marks", rows)
-    others = [(line.threads[0], thread) for line in lines if line.threads for thread in line.threads[1]]
+    marks = (dict(zip(names, line.mark, strict=True)) for line in lines if line.mark)
+    yield Table.from_rows("host_marks", [{**keys, **mark, "name": str(mark["name"])[:_MAX_TEXT]} for mark in marks])
+    others = ((_when(began, line.t[0]), thread) for line in lines if line.t for thread in line.t[1])
     yield Table.from_rows("host_threads", [{**keys, **_thread_row(when, *thread, places)} for when, thread in others])
+    yield Table.from_rows("host_seconds", [{**keys, **_second_row(began, line.p)} for line in lines if line.p])
+    workers = [line.worker for line in lines if line.worker]
+    found = ({"time_ns": _when(began, when), "pid": pid, **_place(stack)} for when, pid, stack in workers)
+    yield Table.from_rows("host_workers", [{**keys, **row} for row in found])
     machine = header.machine
     for line in lines:
         machine = machine if line.machine is None else line.machine
@@ -115,18 +132,44 @@ def _tables(keys: dict[str, int], header: _Header, lines: list[_Line]) -> Iterat
     yield Table.from_rows("host_machine", numbers)
 
 
-def _sample_row(sample: _Sample, places: dict[int, tuple[str, str]]) -> dict[str, object]:
-    site, frame = places.get(sample[2], ("", ""))
-    row: dict[str, object] = {"time_ns": sample[0], "step": sample[1], "site": site, "frame": frame}
-    row.update(zip((*_COLUMNS, "memory_bytes", "n_threads"), sample[3:], strict=True))
-    return {**row, "state": sample[4][:1], "waits_in": sample[5][:_MAX_TEXT]}
+def _when(began_ns: int, us: int) -> int:
+    return min(began_ns + us * _US, _LAST_NS)
+
+
+def _sample_row(
+    began_ns: int, sample: _Sample, places: dict[int, tuple[str, str]], waits: dict[int, str]
+) -> dict[str, object]:
+    when, step, stack, late, state, wait, cpu, delayed, others = sample
+    site, frame = places.get(stack, ("", ""))
+    return {
+        "time_ns": _when(began_ns, when),
+        "step": step,
+        "site": site,
+        "frame": frame,
+        "late_ns": _when(0, late),
+        "state": state[:1],
+        "waits_in": waits.get(wait, ""),
+        "cpu_ns": _when(0, cpu),
+        "delayed_ns": _when(0, delayed),
+        "others_cpu_ns": _when(0, others),
+    }
 
 
 def _thread_row(
-    time_ns: int, name: str, stack: int, cpu_ns: int, places: dict[int, tuple[str, str]]
+    time_ns: int, name: str, stack: int, cpu_us: int, places: dict[int, tuple[str, str]]
 ) -> dict[str, object]:
     site, frame = places.get(stack, ("", ""))
-    return {"time_ns": time_ns, "name": name[:_MAX_TEXT], "site": site, "frame": frame, "cpu_ns": cpu_ns}
+    return {"time_ns": time_ns, "name": name[:_MAX_TEXT], "site": site, "frame": frame, "cpu_ns": _when(0, cpu_us)}
+
+
+def _second_row(began_ns: int, second: _Second) -> dict[str, object]:
+    row = dict(zip(_SECOND, second[1:], strict=False))
+    row["n_threads"] = min(row["n_threads"], (1 << 31) - 1)
+    return {"time_ns": _when(began_ns, second[0]), **row, "load": second[-1] / 100}
+
+
+def _place(frames: list[_Frame]) -> dict[str, object]:
+    return {"site": _site(frames), "frame": _text(frames[:1])}
 
 
 def _site(frames: list[_Frame]) -> str:

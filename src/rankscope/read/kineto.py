@@ -61,7 +61,7 @@ def read_together(sources: Sequence[Source]) -> list[list[Table | Part]]:
 
 
 def _convert(sources: Sequence[Source], folder: Path) -> Iterator[Profile]:
-    """One profile per file: a file is of one process, and its number is that of the process."""
+    """One profile per file: a file holds one process, and its number is that of the process."""
     with staging() as connection:
         stage = EventStage(connection, folder, with_python=sources[0].with_stacks)
         streams = [_staged(stage, number, source) for number, source in enumerate(sources)]

@@ -316,7 +316,7 @@ class EventStage:
         return [name for name, relations in self._relations.items() if relations]
 
     def device_types(self) -> dict[int, str]:
-        """By the categories of events, which name the device, and by the names of AMD's runtime, which do not."""
+        """Device types from the categories of events, which name the device, and from AMD's runtime names."""
         rocm = set()
         if self._relations["raw_calls"]:
             named = "SELECT DISTINCT process FROM raw_calls WHERE name LIKE 'hip%'"

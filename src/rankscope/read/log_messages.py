@@ -339,7 +339,7 @@ def _site_of(match: re.Match[str] | None) -> Row:
 
 
 def _last_reason(lines: list[str]) -> str:
-    """Of the warning that too many versions were compiled: it may have several lines."""
+    """The last reason in the warning that too many versions were compiled: it may have several lines."""
     start = next((number for number, line in enumerate(lines) if _LIMIT_REASON.match(line)), len(lines))
     end = next((number for number, line in enumerate(lines) if _LIMIT_ADVICE.match(line)), len(lines))
     return _LIMIT_REASON.sub("", "\n".join(lines[start:end]), count=1).strip()

@@ -128,7 +128,7 @@ def _decoded(text: bytes | None) -> str:
 
 
 def compiler_lines(head: bytes) -> bool:
-    """True when one of the lines is of torch's compiler."""
+    """True when torch's compiler wrote one of the lines."""
     prefixes = (find_prefix(line) for line in plain_lines(head))
     return any(each is not None and each[0].is_compiler for each in prefixes)
 

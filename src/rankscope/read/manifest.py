@@ -16,6 +16,7 @@ from rankscope.read.expected import PARTS
 from rankscope.read.files import Source
 
 NAME = "manifest"
+MARKS = ("rankscope.manifest",)
 
 _WHOLE = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.manifest/')
 _PART = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.manifest-part/')
@@ -52,6 +53,7 @@ class _Rank(msgspec.Struct):
     started_ns: _Number | None = None
     ended_ns: _Number | None = None
     ending: str | None = None
+    exit_code: Annotated[int, msgspec.Meta(ge=-128, lt=1 << 16)] | None = None
     clock_offset_ns: _Number | None = None
     clock_error_ns: _Number | None = None
     n_steps: _Number | None = None
@@ -64,6 +66,7 @@ class _Rank(msgspec.Struct):
 class _Run(msgspec.Struct):
     id: str = ""
     exit_code: Annotated[int, msgspec.Meta(ge=-128, lt=1 << 16)] | None = None
+    n_killed_for_memory: _Number | None = None
 
 
 class _Manifest(msgspec.Struct):
@@ -115,10 +118,14 @@ def _described(rank: _Rank, run: _Run) -> dict[str, Any]:
     for name in ("command", "environment", "steps_by", "asked"):
         row[name] = msgspec.json.encode(getattr(rank, name)).decode()
     row["ending"] = rank.ending or ""
-    code = run.exit_code
-    # A process that a signal ended is told as by a shell: a table has no negative numbers.
-    row["exit_code"] = MISSING if code is None else 128 - code if code < 0 else code
+    row["exit_code"], row["rank_exit_code"] = _as_shell(run.exit_code), _as_shell(rank.exit_code)
+    row["n_killed_for_memory"] = MISSING if run.n_killed_for_memory is None else run.n_killed_for_memory
     return {**row, "run": run.id}
+
+
+def _as_shell(code: int | None) -> int:
+    """A process that a signal ended is told as by a shell: a table has no negative numbers."""
+    return MISSING if code is None else 128 - code if code < 0 else code
 
 
 def drop_parts(tables: dict[str, Table]) -> set[int]:

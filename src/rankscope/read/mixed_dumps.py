@@ -19,7 +19,7 @@ import numpy as np
 from rankscope.model.finding import count_noun, format_ranks
 from rankscope.model.numbers import whole
 from rankscope.model.replicas import is_default_group, outsiders
-from rankscope.model.tables import MISSING, Table, Text
+from rankscope.model.tables import MISSING, Table, Text, distinct
 from rankscope.read.stale_dumps import MAX_APART_NS, Dump, LeftOut, stale_dumps
 
 OTHER_CAPTURE = "other-capture"
@@ -27,7 +27,7 @@ OTHER_CAPTURE = "other-capture"
 
 @dataclass(frozen=True)
 class Captures:
-    """All that the dumps are of, the newest first and counted from 1, as `--capture N` does."""
+    """The captures that the dumps belong to, the newest first, counted from 1 like `--capture N`."""
 
     dumps: Sequence[Sequence[Dump]]
     number: int  # of the one that is judged, or judged first; 0 where there are no dumps
@@ -126,7 +126,7 @@ def _spans(calls: Table) -> dict[int, tuple[int, int]]:
     first, last = np.full(n_files, np.iinfo(np.int64).max), np.full(n_files, MISSING, np.int64)
     np.minimum.at(first, files, created)
     np.maximum.at(last, files, created)
-    return {file: (whole(first[file]), whole(last[file])) for file in np.unique(files).tolist()}
+    return {file: (whole(first[file]), whole(last[file])) for file in distinct(files).tolist()}
 
 
 def _worlds(config: Table) -> dict[int, frozenset[int]]:
@@ -179,7 +179,7 @@ def _places(dumps: Sequence[Dump]) -> list[tuple[str, ...]]:
 
 
 def _split_by_name(dumps: Sequence[Dump]) -> list[list[Dump]]:
-    """By what the names have beside the rank, where that leaves no rank twice and no name with a single file."""
+    """Splits by what the names have besides the rank, if then no rank occurs twice and no name has a single file."""
     if not _has_doubles(dumps):
         return [list(dumps)]
     parts = _split(dumps, [dump.stem for dump in dumps])
@@ -192,7 +192,7 @@ def _has_doubles(dumps: Sequence[Dump]) -> bool:
 
 
 def _split_by_world(dumps: Sequence[Dump]) -> list[list[Dump]]:
-    """A process is in one default group: dumps that give it other members are of another job, or a resized one."""
+    """A process is in one default group: dumps that list other members belong to another job, or a resized one."""
     worlds = {dump.world for dump in dumps if dump.world is not None}
     if sum(map(len, worlds)) == len(frozenset().union(*worlds)):  # one, or several side by side
         return [list(dumps)]

@@ -97,7 +97,7 @@ StagedRows = dict[str, Staged]  # by relation; those without rows are not in it
 
 
 def staged_rows(connection: DuckDBPyConnection, stages: Collection[str] = STAGES) -> dict[int, StagedRows]:
-    """What there is of each process in the relations, of which all others are empty."""
+    """The relations that have rows, for each process; all others are empty."""
     rows: dict[int, StagedRows] = {}
     if stages:
         for process, stage, *values in connection.execute(" UNION ALL ".join(map(_count_staged, stages))).fetchall():

@@ -142,7 +142,7 @@ class StackText:
         return ended
 
     def _add_thread(self, thread: ThreadStack) -> Section | None:
-        """A thread that the section has already is of another moment: its header could not be written."""
+        """A thread that the section already has belongs to another moment, whose header could not be written."""
         ended, section = None, self._section
         if section is None or thread.thread_id in self._thread_ids:
             section = Section(section.rank if section else MISSING)

@@ -178,7 +178,7 @@ class TcpStore:
             raise self._closed(error) from error
 
     def _receive(self, n_bytes: int) -> bytes:
-        """Exactly so many bytes, within the time that the request has left."""
+        """Exactly `n_bytes` bytes, within the time that the request has left."""
         assert self._socket is not None
         received = bytearray()
         while len(received) < n_bytes:

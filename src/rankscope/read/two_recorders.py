@@ -72,7 +72,7 @@ def _filled(text: Text, rows: Array, value: str) -> Text:
 
 
 def _pairs(ranks: Table, calls: Table | None) -> Iterator[_Pair]:
-    """The newest dump of each recorder, where both are of the same time: an older run's may lie beside them."""
+    """The newest dump of each recorder, if both are from the same time: an older run's may be in the folder."""
     newest: dict[tuple[int, str], Row] = {}
     for row in ranks.rows():
         key = (row["rank"], row["recorder"])

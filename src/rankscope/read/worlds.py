@@ -141,7 +141,7 @@ def _n_common(texts: Collection[Sequence[str]]) -> int:
 def _owners(
     files: Table, captures: Captures, joined: Mapping[int, int], numbers: Sequence[int]
 ) -> dict[int, int | None]:
-    """By file the capture that it is of, among those numbered; None where that cannot be known."""
+    """For each file, the capture that it belongs to, among those numbered; None if that cannot be known."""
     owners: dict[int, int | None] = {
         dump.file_id: number for number, capture in enumerate(captures.dumps, 1) for dump in capture
     }

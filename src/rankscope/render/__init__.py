@@ -25,6 +25,7 @@ class Options(NamedTuple):
     source: bool = True
     base: str = ""  # files below this folder are shown relative to it, relative ones are looked up in it
     code_folder: str = ""  # the user's code, if it is elsewhere: the renderer finds it
+    typed_paths: str = ""  # the capture, as one would type it in a command: the renderer finds it
     next_command: str = ""
     page_command: str = ""  # what writes the same answer as a page
 

@@ -53,14 +53,14 @@ class Cards(NamedTuple):
 
     def _body(self, finding: Finding) -> Iterator[Html]:
         remarks = remarks_of(finding)
-        yield _remarks(remark for remark in remarks if remark[0] == "help")
+        yield _remarks(remark for remark in remarks if remark[0] in ("help", "restart"))
         where = where_parts(finding)
         if where:
             yield markup('<p class="where">{}</p>', ", ".join(where))
         if finding.evidence.comparison:
             yield _comparison(finding.evidence.comparison)
         yield from self._sites(finding)
-        yield _remarks(remark for remark in remarks if remark[0] != "help")
+        yield _remarks(remark for remark in remarks if remark[0] not in ("help", "restart"))
         for stack in merged_stacks(finding.evidence.stacks):
             if len(stack.frames) > 1:
                 yield self._stack(stack)

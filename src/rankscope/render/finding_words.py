@@ -198,23 +198,22 @@ def merged_stacks(stacks: tuple[StackGroup, ...]) -> list[StackGroup]:
     return list(merged.values())
 
 
-def next_words(finding: Finding) -> str:
-    """What to do with the job itself."""
-    hosts = ", ".join(finding.action_hosts)
+def restart_words(finding: Finding) -> str:
+    """Whether the job can be restarted now."""
     words = {
-        "restart": "restart",
-        "restart-without": f"restart without {hosts}",
-        "fix-first": "fix first, then restart",
-        "collect-more": "collect more",
+        "restart": "now",
+        "restart-without": f"now, without {', '.join(finding.action_hosts)}",
+        "fix-first": "after the fix, or it will happen again",
+        "collect-more": "when you know more: the data does not show the cause",
     }
     return words.get(finding.action, "")
 
 
 def remarks_of(finding: Finding) -> list[tuple[str, str]]:
-    """What to do and what is known, each with its label: help, certain, likely or note."""
+    """What to do and what is known, each with its label: help, restart, certain, likely or note."""
     evidence = finding.evidence
     remarks = [("help", finding.help)] if finding.help else []
-    remarks += [("next", next_words(finding))] if finding.action else []
+    remarks += [("restart", restart_words(finding))] if finding.action else []
     remarks += [("certain", text) for text in evidence.certain]
     remarks += [("likely", text) for text in evidence.likely]
     remarks += [("note", text) for text in evidence.notes]

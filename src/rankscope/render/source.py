@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages)/(?=.)", re.DOTALL)
+_PLACEHOLDER = re.compile(r"(`rankscope [^`]*?)\bPATH\b")  # where a text was written before the capture was known
 _STANDARD_LIBRARY = re.compile(r".*/lib(?:64)?/python\d[^/]*/(?=.)", re.DOTALL)
 
 
@@ -34,6 +36,17 @@ def common_folder(paths: Iterable[str], base: str) -> str:
         if path.startswith(os.sep) and not package_of(path) and not _is_below(path, base)
     }
     return os.path.commonpath(folders).rstrip(os.sep) if folders else ""
+
+
+def typed_paths(paths: Sequence[str], base: str) -> str:
+    """The capture as one would type it in the folder `base`."""
+    relative = [path[len(base.rstrip(os.sep)) + 1 :] if _is_below(path, base) else path for path in paths]
+    return shlex.join(relative)
+
+
+def with_paths(text: str, typed: str) -> str:
+    """The commands in a text, ready to be copied: with the capture in place of PATH."""
+    return _PLACEHOLDER.sub(lambda match: match[1] + typed, text) if typed else text
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -31,11 +31,12 @@ from rankscope.render.finding_words import (
     where_parts,
     worlds_parts,
 )
-from rankscope.render.source import common_folder, package_of, shown_path
+from rankscope.render.source import common_folder, package_of, shown_path, typed_paths, with_paths
 
 EXTENSION = "txt"
 MAX_FULL_FINDINGS = 5
 MAX_FRAMES = 4
+MAX_TYPED = 3  # with more paths than these, a command says PATH
 # Meaning never hangs on colour alone: each style only repeats what a word or a sign beside it says.
 SGR = {
     "error": "1;31",
@@ -59,7 +60,10 @@ Line = list[Span]
 
 
 def render(report: Report, options: Options) -> Iterator[str]:
-    options = options._replace(code_folder=common_folder(_code_files(report), options.base))
+    options = options._replace(
+        code_folder=common_folder(_code_files(report), options.base),
+        typed_paths=typed_paths(report.capture.paths, options.base) if len(report.capture.paths) <= MAX_TYPED else "",
+    )
     lines = _quiet_lines(report, options) if options.quiet else _report_lines(report, options)
     for line in lines:
         yield "".join(_paint(span, options.color) for span in line).rstrip(" ")
@@ -166,7 +170,7 @@ def _finding_lines(finding: Finding, options: Options) -> Iterator[Line]:
     sites = [site for site in (finding.peer_location, finding.location) if site]
     gutter = max(3, *(len(str(site.line)) for site in sites), 0)
     yield from _title(finding, options)
-    yield from _remarks(finding, gutter, options, ("help", "next"))
+    yield from _remarks(finding, gutter, options, ("help", "restart"))
     where = where_parts(finding)
     if where:
         yield from _flow([Span(" " * (gutter - 1) + "--> ", "frame")], where, options)
@@ -280,7 +284,8 @@ def _remarks(finding: Finding, gutter: int, options: Options, labels: Sequence[s
     for label, text in remarks_of(finding):
         if label in labels:
             style, shown = ("help", "fix") if label == "help" else ("label", label)
-            yield from _flow([Span(" " * gutter + "= ", "frame"), Span(f"{shown + ':':9}", style)], text, options)
+            label_spans = [Span(" " * gutter + "= ", "frame"), Span(f"{shown + ':':9}", style)]
+            yield from _flow(label_spans, with_paths(text, options.typed_paths), options)
 
 
 # Layout

@@ -4,7 +4,7 @@
     log.start("0/0").graph_break("0/0", "/job/train.py", 12, "Tensor.item()").metrics("0/0")
     log.write(folder)
 
-`at` is the time at the writer's place, `zone` how many hours that is ahead of UTC: absolute times are of UTC.
+`at` is the writer's local time, `zone` how many hours it is ahead of UTC: absolute times are in UTC.
 """
 
 from __future__ import annotations

@@ -133,14 +133,14 @@ def _plan_size(place: Place) -> Attempt | None:
     shape = place.call.input_sizes[0]
     sizes = ((shape[0] + 3, *shape[1:]),)
     made = replace(place.call, input_sizes=sizes, output_sizes=sizes)
-    return _plan_mismatch(place, made, "size-mismatch", f"brought a tensor of {list(sizes[0])} to")
+    return _plan_mismatch(place, made, "size-mismatch", f"passed a tensor of size {list(sizes[0])} to")
 
 
 def _plan_dtype(place: Place) -> Attempt | None:
     if place.call.op != "all_reduce":
         return None
     made = replace(place.call, dtype=_OTHER_DTYPE[place.call.dtype])
-    return _plan_mismatch(place, made, "dtype-mismatch", f"brought a tensor of {made.dtype} to")
+    return _plan_mismatch(place, made, "dtype-mismatch", f"passed a tensor of type {made.dtype} to")
 
 
 def _plan_mismatch(place: Place, made: Call, rule: str, did: str) -> Attempt | None:

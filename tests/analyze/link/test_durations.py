@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analyze.link.recordings import Call, Run, observed, profiled, trace_of, training
-from rankscope.analyze.link.durations import transplanted_links
+from rankscope.analyze.link.links import transplanted_links
 
 CLEAN = 5
 

@@ -19,7 +19,7 @@ from analyze.link.recordings import (
     trace_of,
     training,
 )
-from rankscope.analyze.link.runs import is_other_time
+from rankscope.analyze.link.partners import is_other_time
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "samples" / "execution_trace"
 needs_samples = pytest.mark.skipif(not SAMPLES.exists(), reason="needs the sample traces")

@@ -119,7 +119,7 @@ class RankGraph:
         return np.array([a is not None and a.kind in INTEGER_KINDS for a in values], bool)
 
     def integers(self, name: str, rows: Array | None = None) -> Array:
-        """The attribute of the rows as integers; MISSING where there is none or it is of another kind."""
+        """The attribute of the rows as integers; MISSING where there is none or it has another type."""
         nodes = self.nodes if rows is None else [self.nodes[row] for row in rows.tolist()]
         values = [node.attributes.get(name) for node in nodes]
         return _numbers([a.value if a is not None and a.kind in INTEGER_KINDS else MISSING for a in values])

@@ -76,7 +76,7 @@ def _rank_replay(graph: RankGraph, ends: Array, begin: int, window: Window | Non
 
 
 def _deadlock(graphs: Sequence[RankGraph], plan: Plan, outcome: Outcome) -> Deadlock:
-    """Those who wait for a partner, then those who wait for each other; who waits behind them is only counted."""
+    """The ranks that wait for a partner, then those that wait for each other; those behind them are only counted."""
     stuck: list[StuckNode] = []
     for number, joined in islice(outcome.unmet.items(), _STUCK_SHOWN):
         meeting = plan.meetings[number]

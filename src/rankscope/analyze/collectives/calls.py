@@ -23,22 +23,25 @@ _RECORDER = f"""
     FROM collectives AS c LEFT JOIN groups AS g USING (group_id) LEFT JOIN {MEMBERS} AS m USING (group_id)
     LEFT JOIN {_SITES} AS s USING (site_id)
 """
-# Kernels of one collective end together, which shows their group. What gloo runs does not: calls of several groups that
-# nothing names run at the same time, and that the profiler matched them proves nothing.
+# Kernels of one collective end together, which shows their group. What gloo runs does not.
 _IS_PROVEN = "NOT k.is_inferred OR c.kernel_id IS NOT NULL"
 # What only the recorder knows of a call comes from its twin there.
 _PROFILER = f"""
     SELECT coalesce(f.source, 'kineto') AS source, c.file_id, c.comm_id AS row_id, c.rank,
-           coalesce(k.name, g.name, c.group_name) AS group_name,
-           coalesce(m.ranks, replace(k.ranks, ' ', '')) AS group_ranks, g.generation, c.seq, r.seq AS recorded_seq,
-           c.op, c.is_p2p, 'call' AS role, CASE WHEN c.n_in IS NOT NULL THEN '[[' || c.n_in || ']]' END AS sizes,
-           c.dtype, c.n_bytes, coalesce(t.peer, CASE c.op WHEN 'send' THEN c.dst WHEN 'recv' THEN c.src END) AS peer,
+           coalesce(g.name, c.group_name, k.name) AS group_name,
+           coalesce(m.ranks, CASE WHEN {_IS_PROVEN} THEN replace(k.ranks, ' ', '') END) AS group_ranks, g.generation,
+           c.seq, r.seq AS recorded_seq, coalesce(t.op, c.op) AS op, c.is_p2p, 'call' AS role,
+           CASE WHEN c.n_in IS NOT NULL THEN '[[' || c.n_in || ']]' END AS sizes,
+           c.dtype, c.n_bytes,
+           CASE WHEN c.is_p2p THEN coalesce(
+               t.peer, CASE c.op WHEN 'send' THEN c.dst ELSE c.src END,
+               CASE WHEN {_IS_PROVEN} THEN try_cast(k.ranks AS INTEGER[])[t.partner + 1] END) END AS peer,
            c.start_ns, c.start_ns + c.duration_ns AS end_ns,
            CASE WHEN c.duration_ns IS NOT NULL THEN 'done' END AS status, s.site, t.record_id,
            r.match_id AS recorded_match, CASE WHEN {_IS_PROVEN} THEN o.match_id END AS profiled_match,
            t.group_id IS NULL AND coalesce(k.is_inferred, true) OR coalesce(g.inferred, false) AS is_inferred
     FROM comms AS c LEFT JOIN (SELECT file_id, source FROM files) AS f USING (file_id)
-    LEFT JOIN call_twins AS t USING (file_id, rank, comm_id)
+    LEFT JOIN (SELECT * RENAME (row_id AS comm_id) FROM call_twins) AS t USING (file_id, rank, comm_id)
     LEFT JOIN comm_calls AS o USING (file_id, rank, comm_id) LEFT JOIN comm_groups AS k USING (group_key)
     LEFT JOIN groups AS g ON g.group_id = t.group_id LEFT JOIN {MEMBERS} AS m ON m.group_id = t.group_id
     LEFT JOIN collectives AS r ON r.file_id = t.recorder_file_id AND r.rank = c.rank AND r.record_id = t.record_id
@@ -46,12 +49,13 @@ _PROFILER = f"""
 """
 _OBSERVER = f"""
     SELECT 'execution_trace' AS source, e.file_id, e.node_id AS row_id, e.rank, e.group_name,
-           replace(e.group_ranks, ' ', '') AS group_ranks, g.generation, e.seq, r.seq AS recorded_seq, e.op, e.is_p2p,
+           nullif(replace(e.group_ranks, ' ', ''), '[]') AS group_ranks, g.generation, e.seq, r.seq AS recorded_seq,
+           e.op, e.is_p2p,
            'call' AS role, CASE WHEN e.n_in IS NOT NULL THEN '[[' || e.n_in || ']]' END AS sizes, e.dtype,
            coalesce(c.n_bytes, e.n_bytes) AS n_bytes,
            CASE e.op WHEN 'send' THEN e.dst WHEN 'recv' THEN e.src END AS peer,
            c.start_ns, c.start_ns + c.duration_ns AS end_ns,
-           CASE WHEN c.duration_ns IS NOT NULL THEN 'done' END AS status, s.site, t.record_id,
+           CASE WHEN c.duration_ns IS NOT NULL THEN 'done' END AS status, s.site, e.record_id,
            r.match_id AS recorded_match, CASE WHEN {_IS_PROVEN} THEN e.match_id END AS profiled_match,
            coalesce(e.is_inferred, true) AND (g.inferred IS NULL OR g.inferred) AS is_inferred
     FROM et_collectives AS e
@@ -59,9 +63,8 @@ _OBSERVER = f"""
     LEFT JOIN comms AS c ON c.file_id = l.profile_id AND c.rank = e.rank AND c.comm_id = e.comm_id
     LEFT JOIN comm_calls AS o ON o.file_id = l.profile_id AND o.rank = e.rank AND o.comm_id = e.comm_id
     LEFT JOIN comm_groups AS k USING (group_key)
-    LEFT JOIN call_twins AS t ON t.file_id = l.profile_id AND t.rank = e.rank AND t.comm_id = e.comm_id
-    LEFT JOIN groups AS g ON g.group_id = t.group_id
-    LEFT JOIN collectives AS r ON r.file_id = t.recorder_file_id AND r.rank = e.rank AND r.record_id = t.record_id
+    LEFT JOIN groups AS g ON g.group_id = e.group_id
+    LEFT JOIN collectives AS r ON r.file_id = e.recorder_file_id AND r.rank = e.rank AND r.record_id = e.record_id
     LEFT JOIN {_SITES} AS s USING (site_id)
 """
 # In the same file calls are counted where none of the group has a number; with some, the others' place is unknown.

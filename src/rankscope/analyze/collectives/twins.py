@@ -1,132 +1,155 @@
-"""Which call of the Flight Recorder a call in a profiler trace is, so that what one knows of it holds for the other.
+"""Which call of the Flight Recorder a call of another source is, so that what one knows of it holds for the other.
 
-A profiler writes group and number of NCCL's calls; gloo's calls have neither. But they run between the moments at which
-the recorder of the same process saw the call begin and end. Where several recorded calls are possible, their size
-decides, then the thread: each group has threads that run no other group's collectives. gloo's ends are not recorded:
-there a call is the newest one of its group, where each was over before the next was made. What is left open stays open.
+NCCL's calls have group and number in both. What gloo does has neither, but the operator that called it has: the
+recorder of the same process notes each call while its operator runs or right before. Traces without times are compared
+by the order of calls. Where several recorded calls are possible and they differ, the answer stays open.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rankscope.analyze.derived import table
+from rankscope.analyze.collectives.host_calls import UNKNOWN, HostCall, callers, decoded_list, host_calls, n_elements
+from rankscope.analyze.collectives.names import P2P
+from rankscope.analyze.derived import derived, table
 from rankscope.model.tables import MISSING, Table, Trace
 
 _TOLERANCE_NS = 20_000  # by how much the profiler's clock may differ from the recorder's in one process
-_NEVER = 2**62
+_LONGEST_AHEAD_NS = 50_000_000  # of the first operator in a trace: how long before it the call may have been noted
 _NUMBERED = """
-    SELECT c.file_id, c.rank, c.comm_id, r.group_id, r.peer, r.file_id AS recorder_file_id, r.record_id
+    SELECT c.file_id, c.rank, c.comm_id, c.op, -1, r.group_id, coalesce(r.peer, -1), r.file_id, r.record_id
     FROM comms AS c JOIN collectives AS r USING (rank, group_name, seq, op)
     WHERE c.kernel_id IS NOT NULL AND NOT c.is_p2p AND NOT r.is_p2p AND r.role <> 'member'
     QUALIFY count(*) OVER (PARTITION BY c.file_id, c.rank, c.comm_id) = 1
         AND count(*) OVER (PARTITION BY c.file_id, r.file_id, r.rank, r.record_id) = 1
 """
 _RECORDED = """
-    SELECT rank, op, file_id, record_id, group_id, coalesce(peer, -1), coalesce(n_input_bytes, -1), created_ns,
-           coalesce(completed_ns, $never)
-    FROM collectives WHERE created_ns IS NOT NULL AND role <> 'batch' ORDER BY rank, op, created_ns
+    SELECT rank, file_id, record_id, op, group_id, coalesce(peer, -1), coalesce(created_ns, -1), input_sizes,
+           output_sizes
+    FROM collectives WHERE role <> 'batch' AND group_id IS NOT NULL ORDER BY rank, file_id, record_id
 """
-_PROFILED = """
-    SELECT rank, op, file_id, comm_id, is_p2p, coalesce(tid, -1),
-           coalesce(n_in * n_bytes // nullif(greatest(n_in, n_out), 0), -1), start_ns,
-           start_ns + coalesce(duration_ns, 0)
-    FROM comms WHERE kernel_id IS NULL AND start_ns IS NOT NULL ORDER BY rank, op, start_ns
-"""
+_NAMES = ("file_id", "rank", "row_id", "op", "partner", "group_id", "peer", "recorder_file_id", "record_id")
 
 
-class _Recorded(NamedTuple):
+class Recorded(NamedTuple):
     rank: int
-    op: str
     file_id: int
     record_id: int
+    op: str
     group_id: int
     peer: int
-    n_bytes: int
-    start_ns: int
-    end_ns: int
+    created_ns: int
+    n_elements: int
+
+    def can_be(self, op: str, size: int) -> bool:
+        """gloo has no reduce_scatter: torch records the all_reduce that it does instead."""
+        is_same = op == self.op or (op == "reduce_scatter" and self.op == "all_reduce")
+        return is_same and (size == self.n_elements or UNKNOWN in (size, self.n_elements))
 
 
-class _Profiled(NamedTuple):
-    rank: int
-    op: str
-    file_id: int
-    comm_id: int
-    is_p2p: bool
-    tid: int
-    n_bytes: int
-    start_ns: int
-    end_ns: int
+class Twin(NamedTuple):
+    """What the Flight Recorder knows of a call."""
+
+    group_ids: tuple[int, ...] = ()  # of all calls that it may be
+    peer: int = MISSING  # where they agree
+    file_id: int = MISSING
+    record_id: int = MISSING  # where there is only one
+
+    @property
+    def group_id(self) -> int:
+        return self.group_ids[0] if len(self.group_ids) == 1 else MISSING
 
 
-_Candidates = dict[_Profiled, list[_Recorded]]
+_Candidates = dict[HostCall, list[Recorded]]
 
 
 @table("call_twins", needs=("comms",))
 def call_twins(trace: Trace) -> Table:
-    if not trace.has("collectives"):
-        return Table.from_rows("call_twins", [])
-    names = ("file_id", "rank", "comm_id", "group_id", "peer", "recorder_file_id", "record_id")
-    rows = [dict(zip(names, row, strict=True)) for row in trace.sql(_NUMBERED).rows()]
-    rows = [{name: value for name, value in row.items() if value is not None} for row in rows]
-    rows += _twins_by_time(
-        [_Recorded(*row) for row in trace.sql(_RECORDED, never=_NEVER).rows()],
-        [_Profiled(*row) for row in trace.sql(_PROFILED).rows()],
-    )
-    return Table.from_rows("call_twins", rows)
+    rows = [tuple(row) for row in trace.sql(_NUMBERED).rows()] if trace.has("collectives") else []
+    known = recorded_twins(trace)
+    for (file_id, rank, comm_id), possible in callers(trace).items():
+        own = known.get((file_id, rank), {})
+        twin = _agreed([own.get(call.op_id, Twin()) for call in possible])
+        if len({(call.op, call.partner) for call in possible}) == 1:
+            called = (possible[0].op, possible[0].partner)
+            rows.append((file_id, rank, comm_id, *called, twin.group_id, *twin[1:]))
+    return Table.from_rows("call_twins", [dict(zip(_NAMES, row, strict=True)) for row in rows])
 
 
-def _twins_by_time(recorded: Sequence[_Recorded], profiled: Sequence[_Profiled]) -> Iterator[dict[str, int]]:
-    candidates = _newest(_by_thread(_settled(_open_at_the_time(recorded, profiled))), recorded)
-    for call, possible in candidates.items():
-        if len({(twin.group_id, twin.peer) for twin in possible}) != 1:
-            continue
-        twin, is_one = possible[0], len(possible) == 1
-        yield {
-            "file_id": call.file_id,
-            "rank": call.rank,
-            "comm_id": call.comm_id,
-            "group_id": twin.group_id,
-            "peer": twin.peer,
-            "recorder_file_id": twin.file_id if is_one else MISSING,
-            "record_id": twin.record_id if is_one else MISSING,
-        }
+def _agreed(twins: Sequence[Twin]) -> Twin:
+    """What is known of a call that is one of these."""
+    if len(twins) == 1 or not all(twin.group_ids for twin in twins):
+        return twins[0] if len(twins) == 1 else Twin()
+    group_ids = dict.fromkeys(group_id for twin in twins for group_id in twin.group_ids)
+    peers = {twin.peer for twin in twins}
+    return Twin(tuple(group_ids), peers.pop() if len(peers) == 1 else MISSING)
 
 
-def _open_at_the_time(recorded: Sequence[_Recorded], profiled: Sequence[_Profiled]) -> _Candidates:
-    """For each profiled call the recorded ones of its operation that were open all the time; of these, its size."""
-    known: dict[tuple[int, str], list[_Recorded]] = defaultdict(list)
-    for twin in recorded:
-        known[twin.rank, twin.op].append(twin)
-    first: dict[tuple[int, int, str], int] = defaultdict(int)
+def recorded_twins(trace: Trace) -> Mapping[tuple[int, int], Mapping[int, Twin]]:
+    """By profiler trace and rank, and by op_id: the recorded calls that operators of torch's library are."""
+    return derived(trace, _find_twins)
+
+
+def _find_twins(trace: Trace) -> dict[tuple[int, int], dict[int, Twin]]:
+    records = recorded_calls(trace)
+    twins = {}
+    for (file_id, rank), calls in host_calls(trace).items():
+        candidates = _settled(_noted_at_the_time(calls, records.get(rank, [])))
+        twins[file_id, rank] = {call.op_id: _known(possible) for call, possible in candidates.items() if possible}
+    return twins
+
+
+def _known(possible: Sequence[Recorded]) -> Twin:
+    return _agreed([Twin((each.group_id,), each.peer, each.file_id, each.record_id) for each in possible])
+
+
+def recorded_calls(trace: Trace) -> dict[int, list[Recorded]]:
+    """By rank, in the order in which they were made."""
+    return derived(trace, _load_recorded)
+
+
+def _load_recorded(trace: Trace) -> dict[int, list[Recorded]]:
+    calls: dict[int, list[Recorded]] = defaultdict(list)
+    for *row, given, taken in trace.sql(_RECORDED).rows() if trace.has("collectives") else ():
+        size = n_elements(decoded_list(given or taken or ""))
+        calls[row[0]].append(Recorded(*row, size))
+    return dict(calls)
+
+
+def _noted_at_the_time(calls: Sequence[HostCall], records: Sequence[Recorded]) -> _Candidates:
+    """A recorder notes a call after the operator before it on the same thread began, and before its own has ended.
+
+    Where one thread makes all calls, each is the next record after that of the call before.
+    """
+    noted = sorted((record for record in records if record.created_ns > 0), key=lambda record: record.created_ns)
+    created = [record.created_ns for record in noted]
+    is_one_thread = len({call.tid for call in calls}) == 1
+    previous: dict[int, int] = {}
+    n_passed = 0
     candidates: _Candidates = {}
-    for call in profiled:
-        own, place = known[call.rank, call.op], first[call.file_id, call.rank, call.op]
-        while place < len(own) and own[place].end_ns + _TOLERANCE_NS < call.start_ns:
-            place += 1  # calls come in the order of their start: what ended before this one is over for the next
-        first[call.file_id, call.rank, call.op] = place
-        possible = []
-        for twin in own[place:]:
-            if twin.start_ns > call.start_ns + _TOLERANCE_NS:
-                break
-            if call.end_ns <= twin.end_ns + _TOLERANCE_NS:
-                possible.append(twin)
-        candidates[call] = [twin for twin in possible if twin.n_bytes == call.n_bytes] or possible
+    for call in calls:
+        is_first = call.tid not in previous
+        earliest = previous.get(call.tid, call.start_ns - _LONGEST_AHEAD_NS) - _TOLERANCE_NS
+        previous[call.tid] = call.start_ns
+        first = max(bisect_right(created, earliest), n_passed)
+        last = bisect_right(created, call.end_ns + (0 if is_first else _TOLERANCE_NS))
+        fitting = [place for place in range(first, last) if noted[place].can_be(call.op, call.n_elements)]
+        if is_one_thread and fitting:
+            fitting = fitting[-1:] if is_first else fitting[:1]
+            n_passed = fitting[0] + 1
+        candidates[call] = [noted[place] for place in fitting]
     return candidates
 
 
 def _settled(candidates: _Candidates) -> _Candidates:
-    """A recorded call that is the only one possible for some profiled call is none of the others of that trace."""
+    """A recorded call that is the only one possible for some call is none of the others."""
     while True:
-        taken = {(call.file_id, possible[0]): call for call, possible in candidates.items() if len(possible) == 1}
+        taken = {possible[0]: call for call, possible in candidates.items() if len(possible) == 1}
         settled = {
-            call: [twin for twin in possible if taken.get((call.file_id, twin), call) is call]
-            if len(possible) > 1
-            else possible
+            call: [record for record in possible if taken.get(record, call) is call] if len(possible) > 1 else possible
             for call, possible in candidates.items()
         }
         if settled == candidates:
@@ -134,43 +157,18 @@ def _settled(candidates: _Candidates) -> _Candidates:
         candidates = settled
 
 
-def _by_thread(candidates: _Candidates) -> _Candidates:
-    """gloo runs the collectives of a group on threads that only this group has."""
-    groups: dict[tuple[int, int, int], set[int]] = defaultdict(set)
-    for call, possible in candidates.items():
-        if not call.is_p2p and len({twin.group_id for twin in possible}) == 1:
-            groups[call.file_id, call.rank, call.tid].add(possible[0].group_id)
-    return {
-        call: possible
-        if call.is_p2p or len(groups[call.file_id, call.rank, call.tid]) != 1
-        else [twin for twin in possible if twin.group_id in groups[call.file_id, call.rank, call.tid]]
-        for call, possible in candidates.items()
-    }
+def twins_by_order(records: Sequence[Recorded], ops: Sequence[str], sizes: Sequence[int]) -> Iterator[Twin]:
+    """Of calls without times, in order: what all places agree on at which the same calls were recorded in this order.
 
-
-def _newest(candidates: _Candidates, recorded: Sequence[_Recorded]) -> _Candidates:
-    """Where a process made the next call of a group only after the one before was over, each is the newest made.
-
-    An idle thread does not leave work of its group waiting until the next call is made.
+    Some recorders keep no transfers. The whole program of the rank has to be recorded, or they may be of a lost part.
     """
-    made: dict[tuple[int, int], list[_Recorded]] = defaultdict(list)
-    for twin in sorted(recorded, key=lambda twin: (twin.start_ns, twin.record_id)):
-        if twin.peer == MISSING:
-            made[twin.rank, twin.group_id].append(twin)
-    seen: dict[tuple[int, int, int], list[_Profiled]] = defaultdict(list)
-    for call, possible in candidates.items():
-        if not call.is_p2p and len({twin.group_id for twin in possible}) == 1:
-            seen[call.file_id, call.rank, possible[0].group_id].append(call)
-    newest = dict(candidates)
-    for (_, rank, group_id), calls in seen.items():
-        calls.sort(key=lambda call: call.start_ns)
-        history = made[rank, group_id]
-        starts = [twin.start_ns for twin in history] + [_NEVER]
-        places = [bisect_right(starts, call.start_ns + _TOLERANCE_NS) - 1 for call in calls]
-        is_each_alone = all(b == a + 1 for a, b in pairwise(places)) and all(
-            place >= 0 and history[place] in candidates[call] and starts[place + 1] + _TOLERANCE_NS >= call.end_ns
-            for call, place in zip(calls, places, strict=True)
-        )
-        if is_each_alone:
-            newest.update({call: [history[place]] for call, place in zip(calls, places, strict=True)})
-    return newest
+    has_transfers = any(record.op in P2P for record in records)
+    chosen = [place for place, op in enumerate(ops) if has_transfers or op not in P2P]
+    starts = [
+        start
+        for start in range(len(records) - len(chosen) + 1)
+        if all(records[start + at].can_be(ops[place], sizes[place]) for at, place in enumerate(chosen))
+    ]
+    twins = {place: _known([records[start + at] for start in starts]) for at, place in enumerate(chosen) if starts}
+    for place in range(len(ops)):
+        yield twins.get(place, Twin())

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.comm.groups import UNKNOWN_GROUP
+from rankscope.analyze.collectives.groups import UNKNOWN_GROUP
 from rankscope.analyze.comm.measures import Measures, measures_of
 from rankscope.analyze.comm.profile_clocks import clock_of, clock_quality, matching_of
 from rankscope.analyze.registry import Effect, rule

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rankscope.analyze.collectives.groups import UNKNOWN_GROUP, CommGroup, inferred_groups
 from rankscope.analyze.comm.alignment import BY_ORDER, TOLERANCE_NS, Aligner, Calls, Placement, Timeline, Track
 from rankscope.analyze.comm.clocks import ClockFit, Moments, fit_clocks, in_main_component
-from rankscope.analyze.comm.groups import UNKNOWN_GROUP, CommGroup, inferred_groups
 from rankscope.analyze.comm.order import match_by_step
 from rankscope.analyze.comm.rows import CommRows, extremes, load_rows, numbered, occurrence
 from rankscope.analyze.device.events import processes_of
@@ -119,8 +119,9 @@ def _is_consistent(rows: CommRows, chosen: Array, event: Array) -> Array:
 
 
 def _to_place(rows: CommRows, event: Array) -> Array:
-    """Those without a number. Transfers without a word about the other end would fit anywhere."""
-    is_open: Array = (event == MISSING) & ((rows.domain != MISSING) | ~rows.is_p2p)
+    """Those without a number. Transfers without a word about the other end would fit anywhere, and so would what runs
+    on the host in unknown groups: its members end at different times."""
+    is_open: Array = (event == MISSING) & ((rows.domain != MISSING) | ~(rows.is_p2p | rows.is_on_host))
     return is_open
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rankscope.analyze.collectives.groups import UNKNOWN_GROUP, CommGroup, Mention, resolve_mentions
 from rankscope.analyze.collectives.resolved import RESOLVED_COMMS
-from rankscope.analyze.comm.groups import UNKNOWN_GROUP, CommGroup, Mention, resolve_mentions
 from rankscope.analyze.device.events import with_process
 from rankscope.analyze.hangs.signatures import SYNCHRONISING
 from rankscope.model.tables import MISSING, Array, Trace
@@ -17,11 +17,12 @@ _COMMS = f"""(
     SELECT * REPLACE (
                coalesce(file_id, -1) AS file_id, coalesce(rank, -1) AS rank, coalesce(group_name, '') AS group_name,
                coalesce(group_desc, '') AS group_desc, coalesce(group_ranks, '') AS group_ranks,
-               coalesce(group_size, -1) AS group_size, coalesce(dtype, '') AS dtype, coalesce(n_bytes, -1) AS n_bytes),
+               coalesce(group_size, -1) AS group_size, coalesce(dtype, '') AS dtype, coalesce(n_bytes, -1) AS n_bytes,
+               coalesce(generation, -1) AS generation),
            kernel_id IS NULL AS is_on_host,
            CASE WHEN coalesce(group_name, '') = '' THEN coalesce(stream, tid, -1) ELSE -1 END AS lane
     FROM {RESOLVED_COMMS})"""
-_MENTION = "file_id, rank, group_name, group_desc, group_ranks, group_size, is_on_host, lane"
+_MENTION = "file_id, rank, group_name, group_desc, group_ranks, group_size, is_on_host, lane, generation"
 # What all members of a collective have in common. The sizes of all_to_all are each member's own; send and recv are two
 # ends of one thing.
 _SIGNATURE = """
@@ -34,7 +35,7 @@ _ROWS = f"""
            CASE WHEN comms_id IS NULL THEN -1 ELSE dense_rank() OVER (ORDER BY comms_id) END AS comms_key,
            dense_rank() OVER (ORDER BY dtype) - 1 AS dtype,
            seq, is_p2p, is_on_host, lane,
-           CASE op WHEN 'send' THEN dst WHEN 'recv' THEN src END AS peer, op = 'send' AS is_send,
+           CASE op WHEN 'send' THEN dst WHEN 'recv' THEN src END AS peer, partner, op = 'send' AS is_send,
            start_ns, start_ns + duration_ns AS end_ns, step, n_bytes
     FROM {_COMMS} ORDER BY file_id, rank, start_ns, comm_id
 """
@@ -81,9 +82,9 @@ class CommRows:
 
 def load_rows(trace: Trace) -> CommRows:
     rows = with_process(trace, trace.sql(_ROWS).columns())
-    groups, group_of = resolve_mentions(_mentions(trace), trace.table("profiles"))
+    groups, group_of = resolve_mentions(trace, _mentions(trace))
     group = np.asarray(group_of, np.int64)[rows["mention"]] if group_of else np.empty(0, np.int64)
-    op_names = [op for (op,) in trace.sql("SELECT DISTINCT op FROM comms ORDER BY op").rows()]
+    op_names = [op for (op,) in trace.sql(f"SELECT DISTINCT op FROM {_COMMS} ORDER BY op").rows()]
     dtypes = trace.sql(f"SELECT DISTINCT dtype FROM {_COMMS} ORDER BY dtype").rows()
     synchronises = np.fromiter((op in SYNCHRONISING for op in op_names), bool, len(op_names))
     columns = {name: rows[name] for name in CommRows.__dataclass_fields__ if name in rows}
@@ -107,10 +108,12 @@ def _mentions(trace: Trace) -> list[Mention]:
 def _domains(rows: dict[str, Array], group: Array, groups: list[CommGroup]) -> Array:
     """Collectives match within their group, transfers within their group, source and destination."""
     domain = np.where(rows["is_p2p"], MISSING, group)
-    transfers = np.flatnonzero(rows["is_p2p"] & (group != UNKNOWN_GROUP) & (rows["peer"] != MISSING))
+    told = np.where(rows["peer"] == MISSING, rows["partner"], rows["peer"]).astype(np.int64)
+    transfers = np.flatnonzero(rows["is_p2p"] & (group != UNKNOWN_GROUP) & (told != MISSING))
     if len(transfers):
         own = rows["rank"][transfers].astype(np.int64)
-        peer = _global_peers(group[transfers], own, rows["peer"][transfers].astype(np.int64), groups)
+        is_place = rows["peer"][transfers] == MISSING
+        peer = _global_peers(group[transfers], own, told[transfers], is_place, groups)
         is_send = rows["is_send"][transfers]
         _, number = numbered(group[transfers], np.where(is_send, own, peer), np.where(is_send, peer, own))
         domain[transfers] = len(groups) + number
@@ -120,16 +123,16 @@ def _domains(rows: dict[str, Array], group: Array, groups: list[CommGroup]) -> A
     return domain
 
 
-def _global_peers(group: Array, own: Array, peer: Array, groups: list[CommGroup]) -> Array:
-    """The other end as a global rank: some versions of torch write its place in the group instead."""
+def _global_peers(group: Array, own: Array, peer: Array, is_place: Array, groups: list[CommGroup]) -> Array:
+    """The other end as a global rank: callers and some versions of torch have its place in the group instead."""
     resolved = peer.copy()
     for number in np.unique(group).tolist():
         members = np.asarray(groups[number].ranks, np.int64)
-        chosen = np.flatnonzero(group == number)
-        if np.isin(peer[chosen], members).all() and not np.any(peer[chosen] == own[chosen]):
-            continue
-        if len(members) and peer[chosen].max() < len(members):
-            resolved[chosen] = members[peer[chosen]]
+        told = np.flatnonzero((group == number) & ~is_place)
+        is_global = np.isin(peer[told], members).all() and not np.any(peer[told] == own[told])
+        places = np.flatnonzero((group == number) & (is_place | (not is_global)))
+        if len(members) and peer[places].max(initial=MISSING) < len(members):
+            resolved[places] = members[peer[places]]
     return resolved
 
 

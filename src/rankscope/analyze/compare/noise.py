@@ -41,7 +41,7 @@ class Judgement(NamedTuple):
 
 
 def standard_error(n: Array, total: Array, squares: Array) -> Array:
-    """Of the mean of `n` values with this sum and this sum of squares; NaN where there is but one."""
+    """The standard error of the mean of `n` values with this sum and sum of squares; NaN for a single value."""
     mean = total / np.maximum(n, 1)
     variance = np.maximum(squares - n * mean * mean, 0) / np.maximum(n - 1, 1)
     return np.where(n > 1, np.sqrt(variance / np.maximum(n, 1)), np.nan)

@@ -50,7 +50,7 @@ class Chain(NamedTuple):
 
     @property
     def longest(self) -> list[Version]:
-        """Of the rank with the most versions; the lowest rank if several have as many."""
+        """The versions of the rank that has the most; of the lowest such rank if several do."""
         return max((self.versions[rank] for rank in sorted(self.versions)), key=len)
 
     @property
@@ -79,7 +79,7 @@ def plain_source(source: str) -> str:
 
 
 def chains_of(trace: Trace) -> list[Chain]:
-    """Of every function that was compiled more than once or refused; the order depends only on the data."""
+    """One chain per function that was compiled more than once or refused; the order depends only on the data."""
     return derived(trace, _make_chains)
 
 

@@ -1,7 +1,7 @@
 """Which compile logs belong to one run of the job, and the ranks and file names that only several logs together show.
 
 A folder may hold the logs of several runs, and a restarted job leaves two logs of one rank. Logs of one rank that do
-not overlap in time are of different runs; a process that was forked writes a log of its own beside its parent's.
+not overlap in time come from different runs; a forked process writes its own log next to its parent's.
 """
 
 from __future__ import annotations

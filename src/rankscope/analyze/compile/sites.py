@@ -168,7 +168,7 @@ def _own_site(
 
 
 def _own_files(stacks: Table) -> dict[str, bool]:
-    """Which of all files in the stacks are the user's own."""
+    """For each file in the stacks, whether it is the user's code."""
     files = stacks.text("file")
     codes, rows = np.unique(files.codes, return_index=True)
     return {files.values[code]: bool(stacks.array("is_user")[row]) for code, row in zip(codes, rows, strict=True)}

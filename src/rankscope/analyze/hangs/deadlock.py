@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from rankscope.analyze.hangs.cause import Cause
+from rankscope.analyze.hangs.cause import Cause, ScheduleChange, Transfer
 from rankscope.analyze.hangs.evidence import call_text, group_text, side_label, site_text, stack_groups
-from rankscope.analyze.hangs.schedules import ScheduleChange, Transfer
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import Cycle
 from rankscope.analyze.hangs.wording import are_waiting, findings_of, make_evidence, make_finding

@@ -1,39 +1,34 @@
-"""Where the ranks of one collective did not make the same call: the culprit by majority, and what it did instead."""
+"""Where ranks did not make the same calls: the culprit by majority, and what it did instead.
+
+At one position of a group calls differ; or a rank left out, or made again, a run of calls of several groups. The hang
+then shows anywhere: in a cycle of waits, in a transfer without counterpart, in a rank that never comes. What the ranks
+of its role did in its place says more than where it shows.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 
 from rankscope.analyze.derived import derived
+from rankscope.analyze.hangs.cause import Basis, Cause, Divergence, Kind
 from rankscope.analyze.hangs.evidence import comes_later
 from rankscope.analyze.hangs.matching import segment_starts
 from rankscope.analyze.hangs.programs import Departure, Programs, programs_of
 from rankscope.analyze.hangs.view import JobView
+from rankscope.analyze.hangs.waits import WaitGraph
 from rankscope.model.tables import MISSING, Array, Trace
 
-Kind = Literal["op", "size", "dtype", "skip", "extra"]
-Basis = Literal["majority", "siblings", "history", "tie", "totals"]
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """One call that does not fit what the others of the group called at the same position."""
-
-    kind: Kind
-    ranks: tuple[int, ...]
-    group: int
-    seq: int
-    culprit_row: int
-    peer_row: int
-    basis: Basis
-    time_ns: int
-    departure: Departure | None = None  # how the culprit's calls fit again, where they do
-    may_be_skip: bool = False  # the culprit's call may as well be a later one of the program, reached too early
+_RULE_OF_KIND: dict[Kind, str] = {
+    "op": "op-mismatch",
+    "size": "size-mismatch",
+    "dtype": "dtype-mismatch",
+    "skip": "call-skipped",
+    "extra": "call-skipped",
+}
+_FEW = 4  # calls before which a rank may only have been early with another one
 
 
 def find_divergences(trace: Trace) -> list[Divergence]:
@@ -263,4 +258,80 @@ def _unbalanced(view: JobView, group: int, rows: Sequence[int]) -> Divergence | 
         peer_row=normal,
         basis="totals" if has_majority else "tie",
         time_ns=int(min(view.created[row] for row in rows)),
+    )
+
+
+def from_divergence(view: JobView, divergence: Divergence) -> Cause:
+    is_provable = divergence.basis in ("majority", "siblings") and divergence.departure is None
+    is_provable &= not divergence.may_be_skip
+    if divergence.basis == "majority":  # of the members, not only of those whose calls are at hand
+        rows = view.rows_of_match(view.collective_match[divergence.group, divergence.seq])
+        whole = view.signatures.whole
+        n_normal = int((whole[rows] == whole[divergence.peer_row]).sum())
+        is_provable &= 2 * n_normal > len(view.members[divergence.group])
+    return Cause(
+        rule=_RULE_OF_KIND[divergence.kind],
+        ranks=divergence.ranks,
+        group=divergence.group,
+        seq=divergence.seq,
+        certainty="certain" if is_provable else "likely",
+        time_ns=divergence.time_ns,
+        match=view.collective_match[divergence.group, divergence.seq],
+        culprit_row=divergence.culprit_row,
+        peer_row=divergence.peer_row,
+        divergence=divergence,
+    )
+
+
+def left_out_runs(view: JobView, graph: WaitGraph, programs: Programs, known: Set[int]) -> Iterator[Cause]:
+    """One cause per rank that others wait for and that left the path of its role; not those already `known`."""
+    holders = {rank for call in graph.calls.values() for rank, why in call.held_up_by.items() if why == "absent"}
+    for rank in sorted(holders - set(known)):
+        departure = programs.departure_beside(rank)
+        if departure is not None and _is_run(view, programs, departure):
+            yield _from_run(view, graph, programs, departure)
+
+
+def wrong_calls(programs: Programs, departure: Departure) -> list[int]:
+    """The calls that were left out, as the reference made them, or those that were made once more."""
+    rows = departure.expected.rows
+    if departure.shift.kind != "skipped":
+        rows = tuple(programs.following(departure.row).tolist())
+    return list(rows[: departure.shift.n_calls])
+
+
+def _is_run(view: JobView, programs: Programs, departure: Departure) -> bool:
+    """Several calls, at least one of them a collective; a single transfer is a matter of the schedule of transfers."""
+    shift = departure.shift
+    if shift.kind == "swapped" or shift.n_calls < 2 or view.is_p2p[wrong_calls(programs, departure)].all():
+        return False
+    # A rank that waits for every call shows one only: it may make those before it later.
+    return shift.n_agreeing > 1 or shift.n_calls > _FEW
+
+
+def _from_run(view: JobView, graph: WaitGraph, programs: Programs, departure: Departure) -> Cause:
+    rank = int(view.rank[departure.row])
+    wrong = wrong_calls(programs, departure)
+    first = next(row for row in wrong if not view.is_p2p[row])
+    has_skipped = departure.shift.kind == "skipped"
+    group = int(view.group[first])
+    if has_skipped:  # the reference may be of another group of the same role
+        own = [own for own in view.groups_of[rank] if programs.group_class[own] == programs.row_class[first]]
+        group = own[0] if own else group
+    seq = int(view.seq[first])
+    match = view.collective_match.get((group, seq), MISSING) if has_skipped and view.rank[first] != rank else MISSING
+    rows = view.rows_of_match(match).tolist() if match != MISSING else []
+    calls = tuple(call for call in graph.calls.values() if rank in call.held_up_by or rank in call.waiting)
+    return Cause(
+        rule="call-skipped",
+        ranks=(rank,),
+        group=group,
+        seq=seq,
+        certainty="likely",
+        time_ns=int(view.created[departure.row]),
+        match=match,
+        culprit_row=departure.row,
+        peer_row=next((row for row in rows if int(view.rank[row]) != rank), wrong[0]),
+        departure=departure,
+        calls=calls,
     )

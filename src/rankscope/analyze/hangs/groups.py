@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
-from rankscope.analyze.hangs.dump_files import ranks_cut
+from rankscope.analyze.hangs.view import ranks_cut
 from rankscope.model.generations import Life, aligned, own_generations
 from rankscope.model.numbers import integer, is_number
 from rankscope.model.replicas import with_global_members

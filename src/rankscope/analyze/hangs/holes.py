@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rankscope.analyze.hangs.dump_files import may_hold_more, ranks_stale
 from rankscope.analyze.hangs.evidence import group_text
 from rankscope.analyze.hangs.verdict import causes_of
-from rankscope.analyze.hangs.view import JobView, job_view
+from rankscope.analyze.hangs.view import JobView, job_view, may_hold_more, ranks_stale
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Evidence, Finding, count_noun, format_ranks, ranks_phrase
 from rankscope.model.replicas import outsiders, replica_size

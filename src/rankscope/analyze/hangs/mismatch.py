@@ -5,25 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from rankscope.analyze.hangs.cause import Cause
-from rankscope.analyze.hangs.evidence import call_text, differences, dtype_text, group_text, shape_text, stack_groups
-from rankscope.analyze.hangs.leaving import HELP, left_early
-from rankscope.analyze.hangs.sides import (
+from rankscope.analyze.hangs.evidence import (
+    call_text,
+    comes_later,
+    differences,
+    dtype_text,
+    group_text,
+    shape_text,
+    site_text,
+    stack_groups,
+    user_frames,
+)
+from rankscope.analyze.hangs.programs import Programs, programs_of
+from rankscope.analyze.hangs.view import JobView
+from rankscope.analyze.hangs.wording import (
     Sides,
     calls_text,
     common_text,
-    elements,
-    n_calls,
-    ranks_of,
-    sides_of,
-    totals_table,
-)
-from rankscope.analyze.hangs.view import JobView
-from rankscope.analyze.hangs.wording import (
     compare_with,
+    elements,
     findings_of,
     make_evidence,
     make_finding,
+    n_calls,
     peers_phrase,
+    ranks_of,
+    sides_of,
+    totals_table,
 )
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Finding, count_noun, ranks_phrase
@@ -32,6 +40,10 @@ from rankscope.model.tables import Trace
 _SPLITS = (
     "compare input_split_sizes and output_split_sizes across ranks: what one rank sends to another must be what the "
     "other expects (the dumps record only the totals of each rank)"
+)
+_MAX_COMPARED = 64  # calls of its past, each from another point of the program, that the rank's call must come after
+_LEFT_EARLY = (
+    "give all ranks the same number of batches (drop_last, a sampler that pads), or end the loop on all together"
 )
 
 
@@ -252,7 +264,9 @@ def _mismatch(view: JobView, cause: Cause, title: str, help_text: str) -> Findin
     peer_ranks, odd_ranks = ranks_of(view, sides.peers), ranks_of(view, sides.culprits)
     who = _verdict(view, cause, sides)
     is_certain = cause.certainty == "certain"
-    early = left_early(view, cause)
+    early = _left_early(view, cause)
+    if early:
+        title = title.replace(" called ", " left the training loop early: it called ", 1)
     evidence = make_evidence(
         view,
         cause,
@@ -268,7 +282,7 @@ def _mismatch(view: JobView, cause: Cause, title: str, help_text: str) -> Findin
         stacks=(*stack_groups(view, [cause.culprit_row], "culprit"), *stack_groups(view, sides.peers, "peers")),
         facts={"basis": divergence.basis},
     )
-    return make_finding(view, cause, title, evidence, HELP if early else help_text)
+    return make_finding(view, cause, title, evidence, _LEFT_EARLY if early else help_text)
 
 
 def _verdict(view: JobView, cause: Cause, sides: Sides) -> str:
@@ -312,3 +326,43 @@ def _not_recorded(view: JobView, sides: Sides) -> tuple[str, ...]:
         return ()
     does = "does" if len(sides.silent) == 1 else "do"
     return (f"{ranks_phrase(ranks_of(view, sides.silent))} {does} not record types",)
+
+
+def _left_early(view: JobView, cause: Cause) -> str:
+    """Why the culprits have likely left the loop that their peers are still in; empty if they likely have not.
+
+    Their call is new to the whole job, nothing that they did before follows it, their past and their peers' had the
+    peers' call here, and their line comes after every line of the loop in the function that both are in.
+    """
+    if cause.divergence is None or cause.divergence.basis == "tie":
+        return ""
+    programs, row, peer = programs_of(view.trace), cause.culprit_row, cause.peer_row
+    if not (_is_new(view, programs, cause) and programs.is_usual(peer) and _used_to_go_on(programs, row, peer)):
+        return ""
+    if not _comes_after_the_loop(view, programs, row):
+        return ""
+    theirs = f"{view.calls.text('op')[peer]} in {site_text(view, peer)}"
+    has = "has" if len(cause.ranks) == 1 else "have"
+    return (
+        f"{ranks_phrase(cause.ranks)} {has} left the training loop early, with fewer batches than the others: "
+        f"{call_text(view, row)} in {site_text(view, row)} comes after the loop and was never called before; "
+        f"the usual next call is {theirs}"
+    )
+
+
+def _is_new(view: JobView, programs: Programs, cause: Cause) -> bool:
+    """Whether only the culprits made the call, and neither it nor the calls after it are part of their steps."""
+    same = programs.token == programs.token[cause.culprit_row]
+    if not set(view.rank[same].tolist()) <= set(cause.ranks):
+        return False
+    return not any(programs.is_known(row) for row in programs.following(cause.culprit_row).tolist())
+
+
+def _used_to_go_on(programs: Programs, row: int, peer: int) -> bool:
+    return any(programs.token[other] == programs.token[peer] for other in programs.precedents(row))
+
+
+def _comes_after_the_loop(view: JobView, programs: Programs, row: int) -> bool:
+    points = {int(view.signatures.point[other]): other for other in programs.preceding(row, _MAX_COMPARED).tolist()}
+    others = [other for other in points.values() if user_frames(view, other)[0]]
+    return bool(others) and all(comes_later(view, row, other) for other in others)

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.hangs.elsewhere import HANGS, rank_elsewhere
 from rankscope.analyze.hangs.evidence import call_text, group_ref, location_of, site_text, stack_groups
 from rankscope.analyze.hangs.standing import (
+    STALLS,
     Standing,
     endings_of,
     is_current,
@@ -20,6 +20,7 @@ from rankscope.analyze.hangs.standing import (
     standing_text,
     standings_of,
 )
+from rankscope.analyze.hangs.symptoms import rank_elsewhere
 from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.manifests import ended_well
@@ -119,7 +120,7 @@ def _stall(view: JobView) -> tuple[bool, str] | None:
     """Why stacks were written after the rank's last call, if because nothing moved; stacks with a time first."""
     table = view.trace.table("thread_stacks")
     reasons = table.text("reason")
-    is_hang = np.fromiter((HANGS.search(reason) is not None for reason in reasons.values), bool, len(reasons.values))
+    is_hang = np.fromiter((STALLS.search(reason) is not None for reason in reasons.values), bool, len(reasons.values))
     stalls = []
     for row in np.flatnonzero(is_hang[reasons.codes]).tolist() if len(table) else ():
         rank, time_ns = int(table.array("rank")[row]), int(table.array("time_ns")[row])

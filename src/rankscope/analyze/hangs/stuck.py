@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 
-from rankscope.analyze.hangs.cause import Cause
-from rankscope.analyze.hangs.complete import ROOTED
-from rankscope.analyze.hangs.dump_files import ranks_stale
+from rankscope.analyze.hangs.cause import ROOTED, Cause, went_together
 from rankscope.analyze.hangs.evidence import call_text, group_text, site_text, stack_groups
-from rankscope.analyze.hangs.lost_ranks import went_together
-from rankscope.analyze.hangs.view import JobView
+from rankscope.analyze.hangs.view import JobView, ranks_stale
 from rankscope.analyze.hangs.wording import (
     are_waiting,
     compare_with,
@@ -21,6 +19,7 @@ from rankscope.analyze.hangs.wording import (
     make_finding,
     peers_phrase,
 )
+from rankscope.analyze.manifests import ranks_elsewhere
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Finding, count_noun, format_ranks, ranks_phrase
 from rankscope.model.tables import MISSING, Trace
@@ -102,7 +101,25 @@ def _describe_lost(view: JobView, cause: Cause) -> Finding:
     advice = f"check {where}: was the process killed, or out of memory?"
     if unit:
         advice = f"check the host of {ranks_phrase(cause.ranks)}: is it up, and what does dmesg show?"
-    return make_finding(view, cause, title, evidence, advice)
+    finding = make_finding(view, cause, title, evidence, advice)
+    return _on_other_nodes(view, cause, finding) if set(cause.ranks) <= ranks_elsewhere(view.trace) else finding
+
+
+def _on_other_nodes(view: JobView, cause: Cause, finding: Finding) -> Finding:
+    """Their nodes wrote into another folder: that nothing of them is here is no sign of their end."""
+    n_here, n_all = len(view.dumped), len(view.dumped | ranks_elsewhere(view.trace))
+    waiting = f"{count_noun(len(cause.blocked), 'rank')} {are_waiting(len(cause.blocked))} for ranks of other nodes"
+    return msgspec.structs.replace(
+        finding,
+        severity="warning",
+        certainty="possible",
+        title=f"{n_here} of {n_all} ranks are here: {waiting}, whose files are not here",
+        ranks=(),
+        evidence=msgspec.structs.replace(
+            finding.evidence, likely=(f"{ranks_phrase(cause.ranks)} wrote into another folder, on their own node",)
+        ),
+        help="read the folders of all nodes together: `rankscope A B` reads both",
+    )
 
 
 def _describe_only_one(view: JobView, cause: Cause, rows: list[int]) -> Finding:

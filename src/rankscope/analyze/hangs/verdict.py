@@ -10,32 +10,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from rankscope.analyze.derived import derived
-from rankscope.analyze.hangs.cause import Cause, blocked_by, first_join
-from rankscope.analyze.hangs.complete import from_complete
-from rankscope.analyze.hangs.divergence import Divergence, find_divergences
-from rankscope.analyze.hangs.group_names import find_group_orders
-from rankscope.analyze.hangs.left_out import left_out_runs
-from rankscope.analyze.hangs.lost_ranks import from_unknown, silent_losses
+from rankscope.analyze.hangs.cause import Cause, blocked_by, first_join, from_complete, from_unknown, silent_losses
+from rankscope.analyze.hangs.divergence import find_divergences, from_divergence, left_out_runs, wrong_calls
+from rankscope.analyze.hangs.orders import from_group_order, from_schedules, unmatched_transfer
 from rankscope.analyze.hangs.programs import Programs, programs_of
-from rankscope.analyze.hangs.roots import roots_first
-from rankscope.analyze.hangs.schedules import find_schedule_changes
-from rankscope.analyze.hangs.unmatched import from_change, unmatched_transfer
-from rankscope.analyze.hangs.view import JobView
+from rankscope.analyze.hangs.view import JobView, ranks_stale
 from rankscope.analyze.hangs.waits import Cycle, WaitGraph, WaitingCall, wait_graph
 from rankscope.analyze.manifests import came_to_an_end, ended_well
 from rankscope.model.tables import MISSING, Trace
 
 _MAX_CALLS = 64  # of a cycle that are looked into
-_RULE_OF_KIND = {
-    "op": "op-mismatch",
-    "size": "size-mismatch",
-    "dtype": "dtype-mismatch",
-    "skip": "call-skipped",
-    "extra": "call-skipped",
-}
+# A call that all have joined may just be running when the dumps are taken; after this long it is not.
+_STALLED_NS = 5_000_000_000
 
 
 def find_causes(trace: Trace) -> list[Cause]:
@@ -43,7 +30,7 @@ def find_causes(trace: Trace) -> list[Cause]:
     if ended_well(trace):
         return []
     view, graph, programs = derived(trace, JobView), wait_graph(trace), programs_of(trace)
-    diverged = [_from_divergence(view, divergence) for divergence in derived(trace, find_divergences)]
+    diverged = [from_divergence(view, divergence) for divergence in derived(trace, find_divergences)]
     cyclic = [cause for cycle in graph.cycles() for cause in _from_cycle(view, graph, programs, cycle)]
     departed = [cause for cause in cyclic if cause.departure is not None and cause.rule != "order-deadlock"]
     ends = list(_from_absent(view, graph, programs))
@@ -57,9 +44,9 @@ def find_causes(trace: Trace) -> list[Cause]:
         cause.departure and cause.departure.expected.basis == "siblings" for cause in departed
     )
     if not diverged and not by_siblings:
-        departed = list(_from_schedules(view, graph, trace)) or departed
+        departed = list(from_schedules(view, graph, trace)) or departed
     ordered = [
-        *_from_group_order(view, trace),
+        *from_group_order(view, trace),
         *sorted([*diverged, *departed], key=lambda cause: cause.time_ns),
         *(cause for cause in cyclic if cause not in departed and cause.departure is None),
         *(cause for cause in ends if cause not in departed and cause.departure is None),
@@ -74,35 +61,13 @@ def find_causes(trace: Trace) -> list[Cause]:
     if not ordered:
         return list(silent_losses(view))
     ordered = [_as_far_as_recorded(view, cause) for cause in ordered]
-    return roots_first(view, [replace(cause, blocked=frozenset(blocked_by(graph, cause))) for cause in ordered])
+    return _roots_first(view, [replace(cause, blocked=frozenset(blocked_by(graph, cause))) for cause in ordered])
 
 
 def _as_far_as_recorded(view: JobView, cause: Cause) -> Cause:
     """That calls differ is certain; that ranks wait is not where their backend does not record how calls end."""
     is_recorded = cause.divergence is not None or cause.group not in view.blind_groups or cause.certainty != "certain"
     return cause if is_recorded else replace(cause, certainty="likely")
-
-
-def _from_divergence(view: JobView, divergence: Divergence) -> Cause:
-    is_provable = divergence.basis in ("majority", "siblings") and divergence.departure is None
-    is_provable &= not divergence.may_be_skip
-    if divergence.basis == "majority":  # of the members, not only of those whose calls are at hand
-        rows = view.rows_of_match(view.collective_match[divergence.group, divergence.seq])
-        whole = view.signatures.whole
-        n_normal = int((whole[rows] == whole[divergence.peer_row]).sum())
-        is_provable &= 2 * n_normal > len(view.members[divergence.group])
-    return Cause(
-        rule=_RULE_OF_KIND[divergence.kind],
-        ranks=divergence.ranks,
-        group=divergence.group,
-        seq=divergence.seq,
-        certainty="certain" if is_provable else "likely",
-        time_ns=divergence.time_ns,
-        match=view.collective_match[divergence.group, divergence.seq],
-        culprit_row=divergence.culprit_row,
-        peer_row=divergence.peer_row,
-        divergence=divergence,
-    )
 
 
 def _from_cycle(view: JobView, graph: WaitGraph, programs: Programs, cycle: Cycle) -> Iterator[Cause]:
@@ -160,8 +125,7 @@ def _departed(view: JobView, programs: Programs, call: WaitingCall, rank: int) -
     if departure is None or departure.shift.kind == "swapped":
         return None
     has_skipped = departure.shift.kind == "skipped"
-    rows = departure.expected.rows if has_skipped else programs.following(departure.row).tolist()
-    wrong = rows[: departure.shift.n_calls]
+    wrong = wrong_calls(programs, departure)
     if has_skipped != (rank in call.held_up_by) or not any(bool(view.is_p2p[row]) == call.is_p2p for row in wrong):
         return None
     if not call.is_p2p:
@@ -189,33 +153,6 @@ def _departed(view: JobView, programs: Programs, call: WaitingCall, rank: int) -
         departure=departure,
         calls=(call,),
     )
-
-
-def _from_group_order(view: JobView, trace: Trace) -> Iterator[Cause]:
-    """Ranks that made their groups in another order: what others call a group by its number is another one there."""
-    for order in derived(trace, find_group_orders):
-        rows = np.flatnonzero(np.isin(view.rank, order.ranks) & (view.calls.text("group_name").equals(order.name)))
-        if not view.first_waiting:
-            return
-        row = int(rows[0]) if len(rows) else MISSING
-        group = int(view.group[row]) if row != MISSING else order.group
-        yield Cause(
-            rule="group-order",
-            ranks=order.ranks,
-            group=group,
-            seq=1,
-            certainty="likely" if order.usual_name else "certain",
-            time_ns=int(view.created[row]) if row != MISSING else 0,
-            culprit_row=row,
-            calls=tuple(call for call in wait_graph(trace).calls.values() if call.group in (group, order.group)),
-            order=order,
-        )
-
-
-def _from_schedules(view: JobView, graph: WaitGraph, trace: Trace) -> Iterator[Cause]:
-    """Ranks that left their own schedule of transfers, where transfers or what depends on them wait."""
-    if any(call.is_p2p for call in graph.calls.values()):
-        yield from (from_change(view, graph, change) for change in derived(trace, find_schedule_changes))
 
 
 def _odd_ranks(view: JobView, programs: Programs, cycle: Cycle) -> tuple[int, ...]:
@@ -334,3 +271,45 @@ def _from_unpaired(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
 
 def causes_of(trace: Trace) -> list[Cause]:
     return derived(trace, find_causes)
+
+
+def _roots_first(view: JobView, causes: Sequence[Cause]) -> list[Cause]:
+    """The root causes, those that block most ranks first, then their effects."""
+    roots: list[Cause] = []
+    effects: list[Cause] = []
+    for cause in causes:
+        if roots and (_follows(view, cause, roots) or not _is_conclusive(view, cause)):
+            effects.append(replace(cause, is_effect=True))
+        else:
+            roots.append(cause)
+    return [*sorted(roots, key=lambda cause: -len(cause.blocked)), *effects]
+
+
+def _follows(view: JobView, cause: Cause, roots: Sequence[Cause]) -> bool:
+    """True if the cause's ranks wait for those of the roots, which explain all of it."""
+    explained = set().union(*(root.blocked | set(root.ranks) for root in roots))
+    if cause.rule == "rank-lost":
+        # Nothing is known of such a rank; where all that wait for it also wait for others, it need not be a cause.
+        # One that left a dump of another time may wait like the others: that calls differ is the better reason.
+        is_stale = set(cause.ranks) <= ranks_stale(view.trace)
+        return cause.blocked <= explained or (is_stale and any(root.divergence is not None for root in roots))
+    if cause.divergence is not None:
+        # No wait makes a rank call something else; but a rank that is out of step is so in all its groups.
+        return any(set(root.ranks) & set(view.members[cause.group]) for root in roots)
+    if set(cause.ranks) <= explained:
+        return True
+    # In a group that is out of step, ranks stay away from calls that only the culprit makes.
+    out_of_step = {root.group for root in roots if root.divergence is not None or root.departure is not None}
+    is_of_group = {call.group for call in cause.calls} <= out_of_step and bool(cause.calls)
+    return is_of_group and cause.blocked <= explained
+
+
+def _is_conclusive(view: JobView, cause: Cause) -> bool:
+    """False if the call may just be running, or waits for an unknown rank."""
+    if cause.match == MISSING:
+        return cause.rule != "p2p-unmatched"
+    if cause.rule != "collective-stalled":
+        return True
+    rows = view.rows_of_match(cause.match)
+    is_aborted = view.calls.text("status").equals("aborted")[rows].any()
+    return bool(is_aborted or view.last_activity_ns - int(view.created[rows].min()) >= _STALLED_NS)

@@ -104,10 +104,10 @@ class _Axis:
 
 
 def nest(thread: Array, start: Array, duration: Array) -> Nesting:
-    """Ranges belong into each other where the inner one starts in the outer one; threads are numbered from 0.
+    """A range is nested in another if it starts inside it; threads are numbered from 0.
 
-    Of two that begin and end together the one that comes first in the arrays is the outer one. A range without duration
-    holds no other.
+    If two begin and end together, the first in the arrays is the outer one. A range without duration contains no other.
+
     """
     duration = np.maximum(duration, 0)
     axis = _Axis.of(thread, start, start + duration)

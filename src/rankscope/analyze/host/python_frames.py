@@ -14,7 +14,7 @@ _FOREIGN = r"^<|^nn\.Module: |(^|/)torch/|(^|/)rankscope/collect/|/lib/python\d|
 
 
 def is_own(column: str) -> str:
-    """The condition of a query that the name of a function in `python_calls` is of the user's code."""
+    """The SQL condition that a function in `python_calls` belongs to the user's code."""
     own, foreign = (f"regexp_matches({column}, {quote_text(pattern)})" for pattern in (_FRAME, _FOREIGN))
     return f"({own} AND NOT {foreign})"
 

@@ -1,23 +1,21 @@
-"""Which operator or annotation of a profiler's trace each node of an execution trace is.
-
-Both may have noted the same number; the name has to be the same as well. Where a side has no numbers, the order of
-names tells (see alignment).
-"""
+"""The table et_pairs: which profiler trace belongs to each execution trace, and which of its events each node is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.analyze.derived import derived
-from rankscope.analyze.link.nodes import EVENT_COLUMNS, EVENTS, NODE_ORDER, Events, nodes_of
-from rankscope.analyze.link.runs import contradictions
-from rankscope.analyze.link.tracks import align_threads, nodes_recording, profile_recording
-from rankscope.model.tables import MISSING, Array, Trace
+from rankscope.analyze.derived import derived, table
+from rankscope.analyze.link.alignment import align_threads, nodes_recording, profile_recording
+from rankscope.analyze.link.nodes import EVENT_COLUMNS, EVENTS, NODE_ORDER, Events, Nodes, file_slices, nodes_of
+from rankscope.model.tables import MISSING, Array, Table, Trace
 
+# What is told of several profiles that do not fit: first those that are of the same run.
+_REASONS = ("no-overlap", "no-observer", "different-run", "no-profile")
 HOW = ["none", "id", "alignment"]
 BY_ID, BY_ALIGNMENT = 1, 2
 _FEW_WRONG = 0.02  # names that may differ: more of them, and the numbers are those of another run
@@ -50,6 +48,85 @@ _CANDIDATES = f"""
 
 
 Against = Mapping[tuple[int, int], int]  # how much speaks against an execution trace and a profile being of one run
+_SECOND_NS = 10**9
+_ZONE_NS = 15 * 60 * _SECOND_NS  # zones differ from UTC by multiples of it
+_MAX_ZONE_NS = 14 * 60 * 60 * _SECOND_NS
+_TOLERANCE_NS = 5 * _SECOND_NS  # the execution trace has whole seconds
+_EPOCH_SINCE_NS = 10**18  # before it (2001): a clock that does not count from the epoch
+
+_PAIRS = f"""
+    SELECT t.file_id, p.file_id AS profile_id, NOT list_contains(pids, t.pid) AS is_other_process, t.recorded,
+           t.finish_ms - t.start_ms AS lasted_ms, p.start_ns, p.end_ns
+    FROM et_traces AS t JOIN profiles AS p ON p.rank IS NOT DISTINCT FROM t.rank
+    LEFT JOIN (
+        SELECT file_id, rank, list(DISTINCT pid) AS pids FROM {EVENTS} WHERE pid IS NOT NULL GROUP BY ALL
+    ) AS e ON e.file_id = p.file_id AND e.rank IS NOT DISTINCT FROM p.rank
+"""
+
+
+@table("et_pairs", needs=("et_nodes",))
+def et_pairs(trace: Trace) -> Table:
+    """One row per execution trace."""
+    nodes, partners = nodes_of(trace), partners_of(trace)
+    by_file: dict[int, list[Judged]] = {}
+    for judged in partners.judged:
+        by_file.setdefault(judged.candidate.file_id, []).append(judged)
+    partner_row = np.full(len(nodes), MISSING)
+    partner_row[partners.node] = np.arange(len(partners.node))
+    rows = []
+    for place in file_slices(nodes.file_id):
+        own = _taken(nodes, place)
+        file_id, rank = int(own.file_id[0]), int(own.rank[0])
+        row = _described(own, partner_row[place], partners, by_file.get(file_id, []))
+        rows.append({"file_id": file_id, "rank": rank, **row})
+    return Table.from_rows("et_pairs", rows)
+
+
+def _taken(nodes: Nodes, own: slice) -> Nodes:
+    return Nodes(*(getattr(nodes, name)[own] for name in nodes.__dataclass_fields__))
+
+
+def _described(nodes: Nodes, partner_row: Array, partners: Partners, judged: Sequence[Judged]) -> dict[str, Any]:
+    linked = partner_row[partner_row >= 0]
+    n_linkable = int(nodes.is_linkable.sum())
+    row = {
+        "n_nodes": len(nodes),
+        "n_operators": int(nodes.is_operator.sum()),
+        "n_linkable": n_linkable,
+        "n_linked": len(linked),
+        "link_pct": 100 * len(linked) / n_linkable if n_linkable else np.nan,
+    }
+    chosen = [each for each in judged if each.how]
+    if not chosen:
+        n_wrong = max((each.n_wrong for each in judged), default=0)
+        reasons = {each.why for each in judged} or {"no-profile"}
+        why = min(reasons, key=_REASONS.index)
+        return row | {"method": HOW[0], "n_outside": 0, "n_wrong_names": n_wrong, "why": why}
+    profiles, n_linked = np.unique(partners.events.profile_id[linked], return_counts=True)
+    n_by_profile = dict(zip(profiles.tolist(), n_linked.tolist(), strict=True))
+    best = max(chosen, key=lambda each: n_by_profile.get(each.candidate.profile_id, 0))
+    n_outside = _n_outside(nodes, partner_row, chosen)
+    return row | {
+        "profile_id": best.candidate.profile_id,
+        "method": HOW[best.how],
+        "n_wrong_names": sum(each.n_wrong for each in chosen),
+        "n_outside": n_outside,
+        "covered_pct": 100 * n_by_profile[best.candidate.profile_id] / best.candidate.n_events,
+        "why": "partial" if n_outside else "no-ids" if best.how == BY_ALIGNMENT else "",
+    }
+
+
+def _n_outside(nodes: Nodes, partner_row: Array, chosen: Sequence[Judged]) -> int:
+    """Nodes that began before the profilers did, or after: by numbers, or by what is linked where there are none."""
+    is_missing = nodes.is_linkable & (partner_row < 0)
+    if chosen[0].how != BY_ID:
+        linked = np.flatnonzero(partner_row >= 0)
+        return int(is_missing[: linked[0]].sum() + is_missing[linked[-1] :].sum())
+    is_missing &= nodes.record_id >= 0
+    for each in chosen:
+        first, last = each.candidate.first_id or 0, each.candidate.last_id or 0
+        is_missing &= (nodes.record_id < first) | (nodes.record_id > last)
+    return int(is_missing.sum())
 
 
 class Candidate(NamedTuple):
@@ -203,3 +280,27 @@ def _is_convincing(candidate: Candidate, seq_id: Array, place: Array, linked: Ar
     first, last = place[linked].min(), place[linked].max()
     n_between = int(((place >= first) & (place <= last)).sum())
     return len(linked) >= _MOSTLY * n_between
+
+
+def contradictions(trace: Trace) -> dict[tuple[int, int], int]:
+    """For every execution trace and profile of one rank, how many of the two speak against one run."""
+    return {
+        (file_id, profile_id): bool(is_other_process) + is_other_time(recorded, lasted_ms, start_ns, end_ns)
+        for file_id, profile_id, is_other_process, recorded, lasted_ms, start_ns, end_ns in trace.sql(_PAIRS).rows()
+    }
+
+
+def is_other_time(recorded: str | None, lasted_ms: int | None, start_ns: int | None, end_ns: int | None) -> bool:
+    """True when no time zone makes the two overlap: the execution trace has local time, and does not say where."""
+    if start_ns is None or end_ns is None or start_ns < _EPOCH_SINCE_NS:
+        return False
+    try:
+        begun = datetime.strptime(recorded or "", "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return False
+    begun_ns = int(begun.timestamp()) * _SECOND_NS
+    latest = min(end_ns - begun_ns + _TOLERANCE_NS, _MAX_ZONE_NS)
+    earliest = -_MAX_ZONE_NS
+    if lasted_ms is not None:  # else it was cut off, and may have gone on for long
+        earliest = max(earliest, start_ns - begun_ns - lasted_ms * 10**6 - _TOLERANCE_NS)
+    return latest // _ZONE_NS * _ZONE_NS < earliest

@@ -17,13 +17,13 @@ from rankscope.model.tables import Trace
 def log_failure(trace: Trace) -> Iterator[Finding]:
     """A rank raised an exception or crashed, and the log shows that it was the first.
 
-    What it means: the log holds a traceback or a fatal error that is no consequence of another rank's failure.
+    What it means: the log shows a traceback or a fatal error that is not a consequence of another rank's failure.
     Timeouts, closed connections, aborted communicators and SIGTERM are consequences: ranks that print them are victims.
 
-    Why it happens: an error in the program or its data on that rank: a bad sample, a missing file, no memory left, a
+    Why it happens: an error in the program or its data on that rank: a bad sample, a missing file, out of memory, a
     full disk, too many open files.
 
-    What to do: fix the line of the finding. If all ranks raised the same exception, the cause is common to them.
+    What to do: fix the line that the finding names. If all ranks raised the same exception, look for a common cause.
 
     What could fool it: a traceback that was caught and printed counts only if the process failed afterwards and printed
     nothing else. Logs of several hosts are ordered by time only if their stamps differ by more than two seconds. If
@@ -71,11 +71,11 @@ def _failure_advice(says: str, several: bool) -> str:
 def log_killed(trace: Trace) -> Iterator[Finding]:
     """A rank was killed: by the kernel for lack of memory, or by a signal without a message.
 
-    What it means: the process ended by a signal, and its peers lost their connection to it. The kernel, SLURM or
-    Kubernetes may say in the log that memory ran out; else the log shows only the signal.
+    What it means: a signal ended the process, and its peers lost their connection to it. The kernel, SLURM or
+    Kubernetes may say in the log that memory ran out; otherwise the log shows only the signal.
 
-    Why it happens: SIGKILL: host or cgroup memory, or somebody killed it. SIGBUS: /dev/shm or a mapped file is full.
-    SIGSEGV: a native library. SIGABRT: a C++ error.
+    Why it happens: SIGKILL: host or cgroup memory ran out, or somebody killed it. SIGBUS: /dev/shm or a mapped file is
+    full. SIGSEGV: a native library. SIGABRT: a C++ error.
 
     What to do: on SIGKILL, look at dmesg of the host for an out-of-memory kill. Give the job more memory, or use fewer
     DataLoader workers. On SIGBUS, enlarge /dev/shm.
@@ -153,7 +153,7 @@ def log_stopped(trace: Trace) -> Iterator[Finding]:
     Why it happens: the time limit is too short, a job of higher priority needed the nodes, a node was lost, or somebody
     canceled the job or closed the terminal.
 
-    What to do: restart it from the last checkpoint; with a longer time limit if that ended it.
+    What to do: restart it from the last checkpoint, with a longer time limit if the limit ended it.
 
     What could fool it: somebody may cancel a job because it hangs. Then no rank has failed, and the log shows only the
     cancellation. Look at the last progress of each rank.
@@ -196,7 +196,7 @@ def log_stopped(trace: Trace) -> Iterator[Finding]:
 
 @rule("H133", "log-device", needs=("log_events",))
 def log_device(trace: Trace) -> Iterator[Finding]:
-    """A device failed: an Xid of the driver, an ECC error, or a CUDA error of one rank.
+    """A device failed: an Xid from the driver, an ECC error, or a CUDA error on one rank.
 
     What it means: the driver or CUDA reported an error, and no rank had failed before. The number of an Xid says
     whether the hardware or a kernel of the program is to blame.
@@ -205,7 +205,7 @@ def log_device(trace: Trace) -> Iterator[Finding]:
     beyond a table (device-side assert).
 
     What to do: drain the node if the number says hardware. For CUDA errors, run with CUDA_LAUNCH_BLOCKING=1: errors are
-    reported later than they happen, so the line in the traceback may be another one.
+    reported later than they happen, so the line in the traceback may be the wrong one.
 
     What could fool it: CUDA errors after a timeout are its consequence and are left out, if the order is known.
     """

@@ -29,18 +29,18 @@ def _deed(standoff: Standoff | None) -> str:
 
 @rule("H134", "log-behind", needs=("log_events",))
 def log_behind(trace: Trace) -> Iterator[Finding | Effect]:
-    """A rank did not come to a collective in which its peers timed out, according to the log.
+    """A rank did not reach a collective in which its peers timed out, according to the log.
 
-    What it means: the other ranks report a timeout or a lost connection. This rank does not: its counter is lower, a
-    monitored barrier names it, or it printed nothing.
+    What it means: the other ranks report a timeout or a lost connection. This rank does not: its sequence number is
+    lower, a monitored barrier names it, or it printed nothing.
 
     Why it happens: it is stuck or slow outside of collectives (data loading, checkpoint, evaluation, a lock), it left
     its loop early, or it died without a message.
 
     What to do: look at the last line that the rank printed, and get its stack while it hangs: `py-spy dump --pid PID`.
 
-    What could fool it: a rank inside the NCCL call, or creating a communicator, looks the same as one that never came.
-    If the log of the rank is missing, its silence means little: the certainty is then `possible`.
+    What could fool it: a rank inside the NCCL call, or creating a communicator, looks the same as one that never got
+    there. If the log of the rank is missing, its silence means little: the certainty is then `possible`.
     """
     for verdict in of_cause(trace, "behind"):
         standoff = verdict.standoff
@@ -119,12 +119,12 @@ def log_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
 
 @rule("H136", "log-stalled", needs=("log_events",))
 def log_stalled(trace: Trace) -> Iterator[Finding | Effect]:
-    """All ranks timed out in the same call: none is missing, so a device or the network is.
+    """All ranks timed out in the same call: no rank is missing, so the fault is on a device or in the network.
 
     What it means: every rank of the job reports a timeout in one collective, with the same operation and size.
 
     Why it happens: a link, a switch, a NIC or a device; or a deadlock between groups or streams. If it is the first
-    collective, the set-up: interfaces, peer-to-peer access, device binding.
+    collective, the setup: interfaces, peer-to-peer access, device binding.
 
     What to do: record with NCCL_DEBUG=WARN, which names the peer of a broken connection, and check the hosts.
 
@@ -153,7 +153,7 @@ def log_stalled(trace: Trace) -> Iterator[Finding | Effect]:
 def log_missing(trace: Trace) -> Iterator[Finding | Effect]:
     """The job did not start: a rank never joined, according to the ranks that waited for it.
 
-    What it means: ranks waited in init_process_group for others that did not come.
+    What it means: ranks waited in init_process_group for others that never joined.
 
     Why it happens: a node was not started, a firewall, a wrong MASTER_ADDR or WORLD_SIZE, or a rank that failed before
     it joined.
@@ -188,7 +188,7 @@ def log_undecided(trace: Trace) -> Iterator[Finding | Effect]:
 
     What to do: collect what the finding names.
 
-    What could fool it: nothing is claimed.
+    What could fool it: nothing, because it names no rank.
     """
     for verdict in of_cause(trace, "undecided"):
         known = verdict.attempt.ranks

@@ -153,7 +153,7 @@ WHERE s.kind = 'stream-wait' AND s.stream >= 0 AND s.wait_on_stream >= 0
 
 
 def recorded_stream_waits(trace: Trace, work: Work) -> StreamWaits:
-    """What is launched after its stream was told to wait, waits for what was launched before the event was recorded."""
+    """Work launched after its stream began to wait for an event waits for the work launched before that event."""
     events = with_process(trace, trace.sql(_STREAM_WAITS).columns())
     process = events["process"]
     waited, recorded = (aligned(trace, process, events[name]) for name in ("waited_ns", "recorded_ns"))

@@ -37,7 +37,7 @@ class Window(NamedTuple):
 
 
 def windows(job: Job, chosen: Array, step: int | None = None) -> list[Window]:
-    """Of the chosen processes, those that overlap in time, up to the end of a step or of everything."""
+    """The chosen processes that overlap in time, up to the end of a step or of everything."""
     rows = np.flatnonzero(chosen)
     start, end = job.processes.start, job.processes.end.copy()
     np.maximum.at(end, job.work.process, job.work.end)

@@ -183,7 +183,7 @@ def _ratio(wanted: Array, present: Array) -> Array:
 
 
 def _is_usual(programs: list[bytes]) -> Array:
-    """Which of them have the most common value."""
+    """True for the programs that are equal to the most common one."""
     usual, _ = Counter(programs).most_common(1)[0]
     return np.array([program == usual for program in programs])
 

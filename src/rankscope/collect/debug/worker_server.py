@@ -48,7 +48,7 @@ def _keep_for_ever(thing: object) -> None:
 
 
 def stop_worker_server(server: Any) -> bool:
-    """False where it has to go on until the process ends."""
+    """False if it has to keep running until the process ends."""
     if sys.platform != "linux":
         return False
     with _sockets_of(server.port) as sockets:

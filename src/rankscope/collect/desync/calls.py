@@ -320,7 +320,7 @@ def _number(call: Call, pg: Any) -> None:
 
 
 def _shapes(value: Any) -> tuple[tuple[Shape, ...], bool]:
-    """Of a tensor, a list of tensors or a list of such lists; and whether they are in the processor's memory."""
+    """The shapes of a tensor, a list of tensors or a list of such lists; and whether they are in host memory."""
     if type(value) is list and len(value) == 1 and type(tensor := value[0]) is not list:  # nearly always
         return ((tensor.shape, tensor.dtype),), tensor.is_cpu
     tensors: Sequence[Any] = value if isinstance(value, (list, tuple)) else (value,)

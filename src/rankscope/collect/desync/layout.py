@@ -170,7 +170,7 @@ def native_frames(captured: Any) -> list[dict[str, Any]]:
 
 
 def combined_frames() -> list[dict[str, Any]]:
-    """Of the calling thread, innermost first, C++ and Python together, as torch orders them."""
+    """The frames of the calling thread, innermost first, C++ and Python together, in torch's order."""
     from torch._C._profiler import gather_traceback, symbolize_tracebacks
 
     from rankscope.collect.dumps.recorder import inductor_left_out

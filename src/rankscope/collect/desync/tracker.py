@@ -160,7 +160,7 @@ def _write(path: Any, content: bytes) -> None:
 
 
 def _native_stack() -> Any:
-    """Of this thread, in C++; None where torch cannot capture it."""
+    """The C++ stack of this thread; None if torch cannot capture it."""
     try:
         from torch._C._profiler import gather_traceback
 

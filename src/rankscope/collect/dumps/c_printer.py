@@ -25,7 +25,7 @@ _printer: CPrinter | None = None
 
 
 class CPrinter:
-    """Prints into a file aside: when `put_off` has not been called for some time, and on a signal."""
+    """Prints into a file aside: when `put_off` has not been called for some time, on a signal, and on a crash."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         global _printer
@@ -34,7 +34,9 @@ class CPrinter:
         self._seconds = seconds
         self._armed_at = _NEVER
         self._was_registered = False
-        self._timer, self._signal = _Target(self._file), _Target(self._file)
+        self._timer, self._signal, self._crash = _Target(self._file), _Target(self._file), _Target(self._file)
+        if not faulthandler.is_enabled():  # else the job prints crashes itself, where it wants them
+            faulthandler.enable(file=self._crash, all_threads=True)  # then does what the process did before
         _printer = self
 
     def put_off(self) -> None:
@@ -56,6 +58,10 @@ class CPrinter:
         if _holds(self._timer):
             faulthandler.cancel_dump_traceback_later()
             self._armed_at = _NEVER
+
+    def leave_crashes(self) -> None:
+        if _holds(self._crash):
+            faulthandler.disable()
 
     def print_on(self, number: signal.Signals) -> None:
         """From now on that signal prints, then does what it did. Its handler must be in place, as it is chained."""
@@ -90,6 +96,7 @@ class CPrinter:
 
     def _let_go(self) -> None:
         self.pause()
+        self.leave_crashes()
         if _holds(self._signal):
             faulthandler.unregister(signal.SIGUSR2)
 
@@ -168,6 +175,8 @@ def _before_fork() -> None:
 def _in_child() -> None:
     global _printer
     _timer_lock.release()
+    if _printer is not None:
+        _printer.leave_crashes()  # they would be taken for the rank's own
     _printer = None
 
 

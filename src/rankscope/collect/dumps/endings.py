@@ -23,7 +23,8 @@ from rankscope.collect.run import Run
 
 DUMP_SECONDS = 5.0  # a job that is told to end waits no longer for its dumps
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
-_REASONS = {signal.SIGTERM: "SIGTERM", signal.SIGUSR2: ON_REQUEST}
+# Python itself handles SIGINT, if anybody does: it is only read from the pipe.
+_REASONS = {signal.SIGTERM: "SIGTERM", signal.SIGUSR2: ON_REQUEST, signal.SIGINT: "SIGINT"}
 _STOP = 0  # no signal has this number
 _BEFORE_THE_RUN_ENDS = 200  # among multiprocessing's finalizers: higher goes first, and the run's own has 100
 _Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -109,6 +110,8 @@ class Endings(Part):
         """In the pipe's thread, at once, whatever the main thread does."""
         if number not in _REASONS or not self._is_open:
             return
+        if self.run.is_finishing:  # in the main thread, which writes the last dump itself
+            return
         is_fatal = self._is_fatal(number)
         try:
             self._dump(_REASONS[signal.Signals(number)], is_last=is_fatal)
@@ -121,6 +124,9 @@ class Endings(Part):
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, as soon as that runs Python code again."""
         earlier = self._earlier.get(number)
+        if self.run.is_finishing and self._is_fatal(number):
+            self.run.when_finished = lambda: _die_by(number)
+            return
         if self._is_open and os.getpid() == self._pid and self._pipe is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._pipe.ensure_sent(number)

@@ -22,6 +22,8 @@ _DUMPERS = ("_dump_nccl_trace", "_dump_xccl_trace", "_dump_fr_trace")
 _one_at_a_time = threading.Lock()
 _SETTLE_SECONDS = 1.0  # at the end, for calls that have ended and are not yet recorded as such
 _LOOK_SECONDS = 0.01
+_CLEAN_UP_CALLS = 4  # that a rank may make after a stall without having moved on
+STALLED = "no collective has finished for "  # begins the reason of a dump that the watchdog made
 _LOST_WITHOUT_TRACKER = "use `rankscope record --desync` to record the calls of all backends"
 
 
@@ -42,6 +44,7 @@ class Recorder(Part):
         self._written: tuple[int, ...] | None = None  # what the file looked like when this part had written it
         self._told = Counts()  # at the time of the last dump
         self._kept_earlier = False
+        self._is_of_stall = False  # the file shows the first moment of a hang
 
     def joined(self) -> None:
         if not _dumpers():
@@ -64,6 +67,7 @@ class Recorder(Part):
         if trace and self.run.publish(self.NAME, self._name, lambda path: _write(path, trace), replace=True):
             self._written = self._look()
             self._told = counts or Counts()
+            self._is_of_stall = STALLED in reason
 
     def to_bytes(self) -> bytes:
         """The dump; empty where torch has none. From any thread."""
@@ -90,11 +94,18 @@ class Recorder(Part):
 
     def _is_told_better(self, reason: str, counts: Counts | None) -> bool:
         """Keep the existing dump: calls that failed since, because a peer is missing, look finished now."""
-        if self._written is None or counts is None or counts.enqueued != self._told.enqueued:
+        if self._written is None or counts is None:
+            self._kept_earlier = False
+        elif self._is_of_stall and self._is_end(reason) and counts.enqueued <= self._told.enqueued + _CLEAN_UP_CALLS:
+            self._kept_earlier = True  # what a rank calls while it gives up says nothing about the hang
+        elif counts.enqueued != self._told.enqueued:
             self._kept_earlier = False
         elif reason != EXIT and self._told.completed < self._told.enqueued:
             self._kept_earlier = True
         return self._kept_earlier
+
+    def _is_end(self, reason: str) -> bool:
+        return self.run.has_raised() or reason in ("SIGTERM", "SIGINT")
 
     def _is_by_torch(self) -> bool:
         """Another process wrote the file, or overwrote it, during this run."""

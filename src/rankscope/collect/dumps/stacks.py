@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import faulthandler
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from rankscope.collect.dumps import worker_stacks
 from rankscope.collect.dumps.c_printer import CPrinter
 from rankscope.collect.part import Part
 from rankscope.collect.run import EXIT, Run
@@ -36,7 +38,9 @@ _OWN_THREAD = re.compile(
 _OWN_HANDLER = re.compile(
     r'\A(?:.*\n)*  File ".*rankscope.collect.(?:dumps.endings\.py", line \d+ in _handle|api\.py", line \d+ in dump)\n'
 )
-_TIMEOUT = re.compile(r"^Timeout \([0-9:.]+\)!\n", re.MULTILINE)
+# What C code prints before the stacks, where no signal asked for them.
+_EXTENSIONS = re.compile(r"^Extension modules: [^\n]*\n?", re.MULTILINE)  # which a crash ends with
+_BY_ITSELF = re.compile(r"^(?:Timeout \([0-9:.]+\)!|(Fatal Python error: [^\n]*))\n", re.MULTILINE)
 
 
 class Stacks(Part):
@@ -52,6 +56,8 @@ class Stacks(Part):
 
     def start(self) -> None:
         self._printer = CPrinter(self.run.aside(self._name.replace(".txt", _LEFT_BEHIND)), self._seconds)
+        with contextlib.suppress(ImportError, AttributeError):  # another torch than we know
+            worker_stacks.install(self.run.folder)
 
     def tick(self) -> None:
         if self._printer is not None and self.run.settings.stall_seconds > 0:
@@ -79,9 +85,11 @@ class Stacks(Part):
         if not sections:
             return
         names = {thread.ident: thread.name for thread in threading.enumerate()}
+        workers = "\n".join(worker_stacks.read(self.run.folder))
         for why, stacks in sections:
             header = section_header(self.run.rank, os.getpid(), time.time(), why)
-            self._sections.append(f"{header}\n{_tidied(stacks, names)}\n")
+            threads = [workers, _tidied(stacks, names)] if why == reason and workers else [_tidied(stacks, names)]
+            self._sections.append("\n".join([header, *threads]) + "\n")
         self._publish()
 
     def deepen(self, change: Callable[[str, Callable[[], str]], str]) -> None:
@@ -96,6 +104,8 @@ class Stacks(Part):
         if self._printer is not None:
             self._printer.close()
             self._printer = None
+            worker_stacks.remove()
+            worker_stacks.clean(self.run.folder, os.getpid())
 
     def _publish(self) -> None:
         text = "".join(self._sections)
@@ -145,25 +155,26 @@ def section_header(rank: int, pid: int, when: float, reason: str) -> str:
 
 
 def _by_reason(printed: str) -> Iterator[tuple[str, str]]:
-    """What C code has printed, with the reason: it says when its timer ran out, else a signal requested it."""
-    on_request, *held = _TIMEOUT.split(printed)
+    """What C code has printed, with the reason: it says when its timer ran out or it crashed, else a signal asked."""
+    on_request, *others = _BY_ITSELF.split(printed)
     if on_request:
         yield ON_REQUEST, on_request
-    for stacks in held:
-        yield HELD, stacks
+    for crash, stacks in zip(others[::2], others[1::2], strict=True):
+        yield crash or HELD, stacks
 
 
 def _tidied(printed: str, names: Mapping[int | None, str]) -> str:
     """With the names of the threads, as Python prints them from 3.14 on, and without what the collector itself does."""
     kept = []
-    for stack in _STACKS.split(printed.strip()):
+    for stack in _STACKS.split(_EXTENSIONS.sub("", printed).strip()):
         header, _, frames = stack.partition("\n")
         thread = _THREAD.match(header)
         name = (thread["name"] or names.get(int(thread["number"], 16), "")) if thread else ""
         if thread and name:
             header = f"{thread[1]} [{name}] (most recent call first):"
         if not name.startswith(COLLECTOR) and not _OWN_THREAD.search(frames):
-            kept.append(f"{header}\n{_OWN_HANDLER.sub('', frames).rstrip()}\n")
+            shown = _OWN_HANDLER.sub("", frames.rstrip() + "\n").rstrip()
+            kept.append(f"{header}\n{shown}\n")
     return "\n".join(kept)
 
 

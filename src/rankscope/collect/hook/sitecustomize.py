@@ -1,6 +1,6 @@
 """Runs at the start of every Python of a job, as its folder is first in PYTHONPATH. It waits for torch to be imported.
 
-A Python that never imports torch pays for one finder and nothing else. Whatever fails here, the job goes on.
+A Python that never imports torch pays for one finder and nothing else. Whatever fails here, the job continues.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _next_spec(
 
 
 def _call_after(spec: ModuleSpec | None, imported: Callable[[], None]) -> ModuleSpec | None:
-    """Has the module's own loader call back; it stays the loader that everybody expects to see."""
+    """Makes the module's own loader call back; it remains the loader that other code expects to see."""
     loader: Any = spec and spec.loader
     execute = getattr(loader, "exec_module", None)
     if execute is None:
@@ -96,7 +96,7 @@ def _begin() -> None:
 
 
 def _run_hidden_one() -> None:
-    """The user's own sitecustomize, which this one hides. What it raises is told by Python itself, as ever."""
+    """Runs the user's sitecustomize, which this one hides. Python itself reports what that raises."""
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None or spec.origin == __file__:
         return

@@ -1,13 +1,13 @@
-"""What the kernel says about the main thread and its machine. Whatever it does not report is left out."""
+"""What the kernel says about threads of this process. Whatever it does not report is left out."""
 
 from __future__ import annotations
 
 import os
-import sys
-from typing import Any
 
-_CGROUP = "/sys/fs/cgroup"
 _FIRST_IS_FILE = ("read", "write", "pread64", "pwrite64", "readv", "writev", "fsync", "fdatasync", "recvfrom", "sendto")
+RUNS, SLEEPS, DISK = "R", "S", "D"
+PAGE_FAULT = "page fault"
+_MAX_TASKS = 256  # threads that are looked at, of a process with more
 # Calls that a thread sleeps in, by their number.
 _CALLS = {
     "x86_64": {
@@ -25,52 +25,97 @@ _CALLS = {
 }  # fmt: skip
 
 
+class Standing:
+    """A file of /proc that is read again and again through one descriptor: a call, and no search for its name."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._descriptor = path, -1
+
+    def text(self) -> str:
+        """Empty where it cannot be read. A job that closes all files takes the descriptor away."""
+        for _ in range(2):
+            try:
+                if self._descriptor < 0:
+                    self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                return os.pread(self._descriptor, 4096, 0).decode("ascii", "replace")
+            except OSError:
+                self._descriptor = -1  # not closed: it may be the job's own by now
+        return ""
+
+    def reopen(self) -> None:
+        """What it says is not what such a file says: the job has closed it and opened another one."""
+        self._descriptor = -1
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        try:
+            if descriptor >= 0 and os.readlink(f"/proc/self/fd/{descriptor}").startswith("/proc/"):
+                os.close(descriptor)
+        except OSError:
+            pass
+
+
 class Counters:
-    """Files of /proc that are read again and again, without looking up anything."""
+    """Of one thread: how it is found, and how long it ran and waited for a core."""
 
     def __init__(self, thread: int) -> None:
         self._task = f"/proc/self/task/{thread}"
         self._calls = _CALLS.get(os.uname().machine, {}) if hasattr(os, "uname") else {}
+        self._times, self._call = Standing(f"{self._task}/schedstat"), Standing(f"{self._task}/syscall")
 
-    def main_thread(self) -> tuple[str, int, int]:
-        """State, nanoseconds on a core and nanoseconds of waiting for one, since the thread began; "" if unknown."""
-        try:
-            state = text(f"{self._task}/stat").rpartition(")")[2].split()[0]
-            ran, waited = text(f"{self._task}/schedstat").split()[:2]
-            return state, int(ran), int(waited)
-        except (ValueError, IndexError):
-            return "", 0, 0
+    def close(self) -> None:
+        self._times.close()
+        self._call.close()
 
-    def waits_in(self) -> str:
-        """The system call that the main thread sleeps in, with its file; else the kernel's function, or nothing."""
-        number, _, rest = text(f"{self._task}/syscall").partition(" ")
+    def times(self) -> tuple[int, int]:
+        """Nanoseconds on a core and nanoseconds of waiting for one, since the thread began."""
+        words = self._times.text().split()
+        if len(words) != 3 or not all(word.isdecimal() for word in words):
+            self._times.reopen()
+            return 0, 0
+        return int(words[0]), int(words[1])
+
+    def state(self) -> tuple[str, str]:
+        """Whether it runs, and if it does not: the system call that it sleeps in, with its file, as far as known."""
+        number, _, rest = self._call.text().partition(" ")
+        if number.strip() == "running":
+            return RUNS, ""
+        if number == "-1":
+            return DISK, PAGE_FAULT
         call = self._calls.get(int(number)) if number.isdecimal() else None
         if call is None:
-            name = text(f"{self._task}/wchan").strip()
-            return "" if name == "0" else name[:80]
+            return self._state_without_call()
         if call not in _FIRST_IS_FILE:
-            return call
+            return SLEEPS, call
         try:
-            return f"{call} {os.readlink(f'/proc/self/fd/{int(rest.split()[0], 16)}')}"[:200]
+            return SLEEPS, f"{call} {os.readlink(f'/proc/self/fd/{int(rest.split()[0], 16)}')}"[:200]
         except (OSError, ValueError, IndexError):
-            return call
+            return SLEEPS, call
 
-    def cpu_of(self, thread: int) -> int:
-        """Nanoseconds that a thread has spent on a core."""
-        ran = text(f"/proc/self/task/{thread}/schedstat").split()
-        return int(ran[0]) if ran else 0
+    def _state_without_call(self) -> tuple[str, str]:
+        self._call.reopen()
+        state = text(f"{self._task}/stat").rpartition(")")[2].split()[:1]
+        name = text(f"{self._task}/wchan").strip() if state and state[0] != RUNS else ""
+        return (state[0] if state else ""), "" if name == "0" else name[:80]
 
-    def process(self) -> tuple[int, int, int, int]:
-        """Bytes read and written by calls of this process, its resident bytes and its threads."""
-        read = written = 0
-        for line in text("/proc/self/io").splitlines():
-            key, _, value = line.partition(": ")
-            read = int(value) if key == "rchar" else read
-            written = int(value) if key == "wchar" else written
-        resident = text("/proc/self/statm").split()
-        n_bytes = int(resident[1]) * os.sysconf("SC_PAGE_SIZE") if len(resident) > 1 else 0
-        threads = text("/proc/self/stat").rpartition(")")[2].split()
-        return read, written, n_bytes, int(threads[17]) if len(threads) > 17 else 0
+
+def cpu_of(thread: int) -> int:
+    """Nanoseconds that a thread of this process has spent on a core."""
+    ran = text(f"/proc/self/task/{thread}/schedstat").split()
+    return int(ran[0]) if ran and ran[0].isdecimal() else 0
+
+
+def threads() -> dict[int, int]:
+    """The threads of this process, Python's and others, each with its nanoseconds on a core."""
+    try:
+        numbers = sorted(map(int, os.listdir("/proc/self/task")))[:_MAX_TASKS]
+    except (OSError, ValueError):
+        return {}
+    return {number: cpu_of(number) for number in numbers}
+
+
+def name_of(thread: int) -> str:
+    return text(f"/proc/self/task/{thread}/comm").strip()[:80]
 
 
 def cpu_of_process_ns() -> int:
@@ -78,25 +123,15 @@ def cpu_of_process_ns() -> int:
     return int((spent.user + spent.system) * 1e9)
 
 
-def machine() -> dict[str, Any]:
-    """Cores, limits and threads, as they are now."""
-    about: dict[str, Any] = {"n_cores": os.cpu_count() or 0}
-    if hasattr(os, "sched_getaffinity"):
-        about["n_usable_cores"] = len(os.sched_getaffinity(0))
-    quota, _, period = text(f"{_CGROUP}/cpu.max").strip().partition(" ")
-    if quota.isdecimal() and period.isdecimal() and int(period):
-        about["cgroup_cores"] = int(quota) / int(period)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        about["n_torch_threads"] = int(torch.get_num_threads())
-    if hasattr(os, "getloadavg"):
-        about["load"] = round(os.getloadavg()[0], 2)
-    return about
-
-
 def text(path: str) -> str:
+    """Empty if there is no such file, or if it says nothing to us."""
     try:
-        with open(path, "rb", buffering=0) as stream:
-            return stream.read().decode("utf-8", "replace")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        return os.read(descriptor, 1 << 16).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)

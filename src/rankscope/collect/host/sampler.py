@@ -1,7 +1,7 @@
-"""Samples of the main thread, from a thread of ours: where its Python code is, and whether it runs or waits.
+"""Samples of the training thread, from a thread of ours: where its Python code is, and whether it runs or waits.
 
 The file is one JSON list per line. It stays below a fixed number of bytes per hour: near the limit, samples come less
-often, but they never stop. Stacks are written once, and samples refer to them.
+often and short marks are left out, but they never stop. Stacks are written once, and samples refer to them.
 """
 
 from __future__ import annotations
@@ -11,32 +11,37 @@ import os
 import sys
 import threading
 import time
-from types import CodeType, FrameType
-from typing import Any, BinaryIO
+from types import FrameType
+from typing import Any
 
-from rankscope.collect.host.kernel import Counters, cpu_of_process_ns, machine
-from rankscope.collect.host.marks import Mark, Marks
+from rankscope.collect.host import frames, kernel
+from rankscope.collect.host.frames import Numbers, Place
+from rankscope.collect.host.machine import machine, second
+from rankscope.collect.host.marks import LONGEST_SHORT_NS, SHORTEST_NS, Marks
+from rankscope.collect.host.writing import Lines
 from rankscope.collect.part import Part
 from rankscope.collect.run import Run
 
 SCHEMA = "rankscope.host/1"
 _SECONDS = 0.05  # between two samples
+_EARLY_SECONDS, _EARLY = 0.02, 30.0  # and in the first half minute, which may be all there is of a job
 _FAST_SECONDS = 0.005  # while a step takes longer than usual
 _MAX_FAST = 400  # samples in a row at that rate: a hang is no reason to go on like that
 _OVERDUE = 1.5  # times the usual step
 _OVERDUE_SECONDS = 0.05  # and so long: the slow pace misses less than that
-_PROCESS_EVERY = 10  # samples: what counts for the whole process is read less often
 _N_STEPS = 16  # recent ones that say what is usual
-_MAX_DEPTH = 40  # frames
-_MAX_STACKS = 20_000
-_MAX_THREADS = 8  # of Python, besides the main one
+_MAX_THREADS = 8  # of Python, besides the one that trains
+_OTHERS_EVERY = 10  # samples: where other threads are, if nothing makes them interesting
+_LATE_NS = 2_000_000  # the sampler itself had to wait: somebody holds Python's lock, or no core was free
+_SECOND = 1.0
+_TASKS_SECONDS = 5.0  # between two looks at the threads that are not Python's
+_N_TASKS = 3  # the busiest ones
 _FLUSH_SECONDS = 2.0
 _BYTES_PER_SECOND = (5 << 20) / 3600
 _START_BYTES = 1 << 20  # free for the first minutes
+_SLOWEST_SECONDS = 5.0
 _JOIN_SECONDS = 5.0
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-Place = tuple[CodeType, int]
+_OURS = "rankscope"  # the names of our threads begin so
 
 
 class Host(Part):
@@ -45,20 +50,20 @@ class Host(Part):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._name = f"host_{run.rank}.jsonl"
-        self._file: BinaryIO | None = None
-        self._main = threading.main_thread()
-        self._counters = Counters(os.getpid())
-        self._stacks: dict[tuple[Place, ...], int] = {}
+        self._file = Lines(run.aside(self._name))
+        self._trains = threading.current_thread()
+        self._counters = kernel.Counters(threading.get_native_id())
+        self._stacks: Numbers[tuple[Place, ...]] = Numbers()
+        self._waits: Numbers[str] = Numbers()
         self._lines: list[bytes] = []
-        self._n_bytes = 0
+        self._began_ns = time.time_ns()
         self._began = self._step_began = time.monotonic()
         self._steps: list[float] = []
         self._usual = 0.0
-        self._n_fast = 0
+        self._n_fast = self._n_samples = 0
         self._before = (0, 0, 0)  # counters of the last sample
-        self._process = (0, 0, 0, 0)
-        self._n_samples = 0
         self._ran: dict[int, int] = {}  # time on a core of the other threads, by their number in the kernel
+        self._next_second = self._next_tasks = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample_on, name="rankscope-host", daemon=True)
         self.marks = Marks()
@@ -70,11 +75,10 @@ class Host(Part):
             "world_size": self.run.world_size,
             "host": self.run.host,
             "pid": os.getpid(),
+            "began_ns": self._began_ns,
             "machine": machine(),
         }
-        # Unbuffered: a process that the job forks must not write what waits here a second time.
-        self._file = self.run.aside(self._name).open("wb", buffering=0)
-        self._write([json.dumps(header).encode() + b"\n"])
+        self._file.create(json.dumps(header).encode() + b"\n")
         self.marks.install()
         self._thread.start()
 
@@ -83,24 +87,32 @@ class Host(Part):
         self._steps = [*self._steps[1 - _N_STEPS :], now - self._step_began]
         self._usual = sorted(self._steps)[len(self._steps) // 2]
         self._step_began, self._n_fast = now, 0
+        if threading.get_ident() != self.marks.thread:
+            self._follow()
         self.marks.install_imported()
+
+    def _follow(self) -> None:
+        """Some launchers train in a thread that they start later."""
+        self._trains = threading.current_thread()
+        self._counters, self._before = kernel.Counters(threading.get_native_id()), (0, 0, 0)
+        self.marks.thread = threading.get_ident()
 
     def close(self) -> None:
         self.marks.remove()
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
-        if self._file is None:
+        if not self._file.is_open:
             return
         self._lines.append(_line("machine", machine()))
         self._flush()
-        self._file.close()
-        self._file = None
+        self._counters.close()
+        self._file.is_open = False
         self.run.publish_written(self.NAME, self._name, self.run.aside(self._name))
 
     def _sample_on(self) -> None:
         """Never raises: the thread of a job's helper must not print into its output."""
-        pause, flushed = _SECONDS, time.monotonic()
+        pause, flushed = _EARLY_SECONDS, time.monotonic()
         try:
             while True:
                 due = time.monotonic() + pause
@@ -108,6 +120,9 @@ class Host(Part):
                     return
                 now = time.monotonic()
                 self._sample(int((now - due) * 1e9))
+                if now >= self._next_second:
+                    self._next_second = now + _SECOND
+                    self._look_around(now)
                 if now - flushed >= _FLUSH_SECONDS:
                     flushed = now
                     self._flush()
@@ -117,101 +132,98 @@ class Host(Part):
 
     def _pause(self, now: float) -> float:
         allowed = _START_BYTES + (now - self._began) * _BYTES_PER_SECOND
-        if self._n_bytes > allowed:  # as long as it takes until there is room for the next ones
-            return min(max(_SECONDS, (self._n_bytes - allowed) / _BYTES_PER_SECOND), 5.0)
+        excess = self._file.n_bytes - allowed
+        shortest = self.marks.shortest_ns
+        self.marks.shortest_ns = min(2 * shortest, LONGEST_SHORT_NS) if excess > 0 else max(shortest // 2, SHORTEST_NS)
+        if excess > 0:  # as long as it takes until there is room for the next ones
+            return min(max(_SECONDS, excess / _BYTES_PER_SECOND), _SLOWEST_SECONDS)
         due = max(_OVERDUE * self._usual, self._usual + _OVERDUE_SECONDS)
         is_overdue = len(self._steps) >= 3 and now - self._step_began > due
         if is_overdue and self._n_fast < _MAX_FAST:
             self._n_fast += 1
             return _FAST_SECONDS
-        return _SECONDS
+        return _EARLY_SECONDS if now - self._began < _EARLY else _SECONDS
 
     def _sample(self, late_ns: int) -> None:
-        frames = sys._current_frames()
-        frame = frames.get(self._main.ident or 0)
+        """Cheap things first: what the kernel says is about the moment in which the stack was seen."""
+        running = sys._current_frames()
+        frame = running.get(self._trains.ident or 0)
         if frame is None:
             return
-        now = time.time_ns()
-        stack = self._number(_places(frame))
+        now = self._now_us()
+        stack = self._stacks.of(frames.places(frame))
         del frame  # it would keep the job's locals alive
-        if len(frames) > 2:  # the main thread, ours, and more
-            self._sample_others(now, frames)
-        frames.clear()
-        state, ran_ns, delayed_ns = self._counters.main_thread()
-        process_ns = cpu_of_process_ns()
+        state, wait = self._counters.state()
+        ran_ns, delayed_ns = self._counters.times()
+        process_ns = kernel.cpu_of_process_ns()
         ran, delayed, process = self._before
         self._before = (ran_ns, delayed_ns, process_ns)
+        is_odd = late_ns >= _LATE_NS or wait == "futex"
+        if len(running) > 2 and (is_odd or self._n_samples % _OTHERS_EVERY == 0):
+            self._sample_others(now, running)
+        running.clear()
+        self._n_samples += 1
         if not ran and not process:
             return  # the first one has nothing to compare with
-        wchan = self._counters.waits_in() if state in ("S", "D") else ""
-        values = [now, self.run.n_steps, stack, max(late_ns, 0), state, wchan, max(ran_ns - ran, 0)]
-        values.append(max(delayed_ns - delayed, 0))
         others_ns = max(process_ns - process - (ran_ns - ran), 0)
-        if self._n_samples % _PROCESS_EVERY == 0:
-            self._process = self._counters.process()
-        self._n_samples += 1
-        self._lines.append(_line("sample", [*values, others_ns, *self._process]))
+        number = self._waits.of(wait) if wait else -1
+        spent = (max(ran_ns - ran, 0) // 1000, max(delayed_ns - delayed, 0) // 1000, others_ns // 1000)
+        values = [now, self.run.n_steps, stack, max(late_ns, 0) // 1000, state, number, *spent]
+        self._lines.append(_line("s", values))
 
-    def _sample_others(self, now: int, frames: dict[int, FrameType]) -> None:
-        """Threads of Python that ran since the last sample or hold what the main thread waits for."""
-        threads = []
-        for thread in threading.enumerate()[:_MAX_THREADS]:
-            frame = frames.get(thread.ident or 0)
-            if frame is None or thread in (self._main, self._thread) or thread.native_id is None:
+    def _sample_others(self, now: int, running: dict[int, FrameType]) -> None:
+        """Threads of Python that ran since they were last seen, or hold what the training thread waits for."""
+        threads: list[list[Any]] = []
+        for thread in threading.enumerate():
+            frame = running.get(thread.ident or 0)
+            is_ours = thread.name.startswith(_OURS) or thread is self._trains
+            if frame is None or is_ours or thread.native_id is None:
                 continue
-            places = _places(frame)
-            if not places:
-                continue  # one of ours
-            ran_ns = self._counters.cpu_of(thread.native_id)
+            if len(threads) == _MAX_THREADS:
+                break
+            ran_ns = kernel.cpu_of(thread.native_id)
             before = self._ran.get(thread.native_id, ran_ns)
             self._ran[thread.native_id] = ran_ns
-            threads.append([thread.name[:80], self._number(places), max(ran_ns - before, 0)])
+            stack = self._stacks.of(frames.places(frame))
+            threads.append([thread.name[:80], stack, max(ran_ns - before, 0) // 1000])
         if threads:
-            self._lines.append(_line("threads", [now, threads]))
+            self._lines.append(_line("t", [now, threads]))
 
-    def _number(self, places: tuple[Place, ...]) -> int:
-        number = self._stacks.get(places)
-        if number is None:
-            if len(self._stacks) >= _MAX_STACKS:
-                return -1
-            number = self._stacks[places] = len(self._stacks)
-            frames = [[code.co_filename[-400:], line, code.co_name[:200]] for code, line in places]
-            self._lines.append(_line("stack", [number, frames]))
-        return number
+    def _look_around(self, now: float) -> None:
+        """About once per second: the process, its machine, and the workers that it waited for a second ago."""
+        self._lines.append(_line("p", [self._now_us(), *second()]))
+        for process, stack in self.marks.workers.places():
+            self._lines.append(_line("worker", [self._now_us(), process, stack]))
+        self.marks.workers.ask(waits=self.marks.is_loading)
+        if now >= self._next_tasks:
+            self._next_tasks = now + _TASKS_SECONDS
+            self._look_at_tasks()
+
+    def _look_at_tasks(self) -> None:
+        """The busiest threads that Python does not know: those of OpenMP, of gloo, of a library."""
+        known = {thread.native_id for thread in threading.enumerate()}
+        ran = {number: ns for number, ns in kernel.threads().items() if number not in known}
+        used = {number: ns - self._ran[number] for number, ns in ran.items() if number in self._ran}
+        self._ran = {**{number: ns for number, ns in self._ran.items() if number in known}, **ran}
+        busiest = sorted(used, key=lambda number: -used[number])[:_N_TASKS]
+        tasks = [[kernel.name_of(number), -1, used[number] // 1000] for number in busiest if used[number] > 0]
+        if tasks:
+            self._lines.append(_line("t", [self._now_us(), tasks]))
+
+    def _now_us(self) -> int:
+        return (time.time_ns() - self._began_ns) // 1000
 
     def _flush(self) -> None:
         lines, self._lines = self._lines, []
-        self._write([*lines, *map(_mark_line, self.marks.take())])
-
-    def _write(self, lines: list[bytes]) -> None:
-        content = b"".join(lines)
-        if self._file is None or not content:
-            return
-        try:
-            n_written = self._file.write(content)
-        except OSError as error:
-            n_written = 0
-            self.run.problem(self.NAME, f"{self._name} has a gap: {error.strerror or error}", "free disk space")
-        if n_written == len(content):
-            self._n_bytes += n_written
-        else:
-            self._file.truncate(self._n_bytes)  # half a line is of no use
-            self._file.seek(self._n_bytes)
-
-
-def _places(frame: FrameType | None) -> tuple[Place, ...]:
-    """From the innermost frame on, without those of the collector."""
-    places: list[Place] = []
-    while frame is not None and len(places) < _MAX_DEPTH:
-        if not frame.f_code.co_filename.startswith(_OURS):
-            places.append((frame.f_code, frame.f_lineno or 0))  # None between two lines
-        frame = frame.f_back
-    return tuple(places)
+        stacks, self._stacks.new = self._stacks.new, []
+        waits, self._waits.new = self._waits.new, []
+        named = [_line("stack", [number, frames.texts(stack)]) for number, stack in stacks]
+        named += [_line("wait", list(wait)) for wait in waits]
+        marks = [_line("mark", list(mark)) for mark in self.marks.take()]
+        problem = self._file.append([*named, *lines, *marks])
+        if problem:
+            self.run.problem(self.NAME, f"{self._name} has a gap: {problem}", "free disk space")
 
 
 def _line(kind: str, value: Any) -> bytes:
     return json.dumps({kind: value}, separators=(",", ":")).encode() + b"\n"
-
-
-def _mark_line(mark: Mark) -> bytes:
-    return _line("mark", list(mark))

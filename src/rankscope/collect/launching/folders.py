@@ -172,7 +172,7 @@ def _is_several(n_nodes: str) -> bool:
 
 
 def _cluster_id(environment: Mapping[str, str]) -> str:
-    """Of a step of Slurm or an MPI job with several tasks: each of them has its own launcher, or is a rank."""
+    """The id of a Slurm step or MPI job with several tasks: each task has its own launcher, or is a rank."""
     if environment.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         return "-".join(["slurm", *(environment.get(name, "0") for name in names)])

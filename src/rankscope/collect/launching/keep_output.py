@@ -1,7 +1,7 @@
 """Run by itself, beside a job: passes on what the job prints, and keeps the beginning and the end of it.
 
 `keep_output.py FILE IN:OUT...`: everything that comes from the descriptor IN goes to OUT unchanged, and to FILE. It is
-a separate process, so that the job can go on printing whatever becomes of the launcher. Standard library only: it is
+a separate process, so that the job can keep printing whatever happens to the launcher. Standard library only: it is
 started without site-packages.
 """
 
@@ -99,7 +99,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def pass_on(source: int, target: int, kept: Kept) -> None:
-    """Until the last process that can write to the source has ended. Where nobody reads any more, the job is told."""
+    """Runs until the last process that can write to the source has ended. If the reader is gone, writes fail too."""
     while True:
         try:
             data = os.read(source, _CHUNK)

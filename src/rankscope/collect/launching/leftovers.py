@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.collect import manifest, requests
-from rankscope.collect.dumps import stacks
+from rankscope.collect.dumps import stacks, worker_stacks
 from rankscope.collect.files import PARTIAL
-from rankscope.collect.launching import folders, nsys
+from rankscope.collect.launching import child_exits, folders, nsys
+from rankscope.collect.run import LEFT
 
 # Written line by line while the job runs: whole up to the last line.
-_LINES = {"metrics_{rank}.jsonl": "metrics", "torch_logs_{rank}.txt": "torch_logs"}
+_LINES = {"metrics_{rank}.jsonl": "metrics", "host_{rank}.jsonl": "host", "torch_logs_{rank}.txt": "torch_logs"}
 _PROFILED = {
     "torch_et_{rank}.json": "execution_trace",
     "kineto_trace_{rank}.json": "kineto",
@@ -41,10 +42,11 @@ Part = dict[str, Any]
 def finish(folder: Path, run: Mapping[str, Any]) -> None:
     """Completes the files of the ranks that ran here, and writes the manifest. OSError: the folder is gone."""
     about = _with_other_launchers(folder, run)
+    codes = child_exits.take(folder)
     for place in folders.places(folder):
         for part in manifest.read_parts(place):
             if part.get("host") == socket.gethostname() and not _is_running(part):
-                manifest.write_part(place, part["rank"], _completed(place, part))
+                manifest.write_part(place, part["rank"], _completed(place, part, codes.get(part["pid"])))
         requests.take_back(place)
         manifest.write_whole(place, about)
 
@@ -82,19 +84,23 @@ def _is_running(part: Part) -> bool:
     return True
 
 
-def _completed(place: Path, part: Part) -> Part:
+def _completed(place: Path, part: Part, code: int | None) -> Part:
     rank = part["rank"]
     problems = list(part["problems"])
-    if part["ended_ns"] is None:
+    has_left = part.get("ending") == LEFT and not code
+    if part["ended_ns"] is None and not has_left:
         problems.append({"what": "rank", "problem": KILLED, "hint": KILLED_HINT})
     for name in (template.format(rank=rank) for template in _LINES):
         _finish_lines(place / f"{name}.{part['pid']}{PARTIAL}", place / name)
     stacks.publish_left_behind(place, rank)
+    worker_stacks.clean(place, part["pid"])
     known = {record["file"] for record in part["got"]}
     names = [(what, template.format(rank=rank)) for template, what in _FILES.items()]
     records = {name: {"what": what, "file": name, "n_bytes": n} for what, name in names if (n := _size(place / name))}
     got = [*part["got"], *(record for name, record in records.items() if name not in known)]
-    return {**part, "got": got, "problems": problems, "ended_ns": part["ended_ns"] or time.time_ns()}
+    ended = part["ended_ns"] or time.time_ns()
+    told = {} if code is None else {"exit_code": code}
+    return {**part, "got": got, "problems": problems, "ended_ns": ended, **told}
 
 
 def _finish_lines(partial: Path, final: Path) -> None:

@@ -34,7 +34,7 @@ class LogChoice:
         return record.levelno >= self.level(module) and not (is_artifact and artifact in self._hidden)
 
     def level(self, module: str) -> int:
-        """Of the nearest module above that has one; torch warns by default."""
+        """The level of the nearest parent module that has one; torch's default is warning."""
         while module:
             if module in self.levels:
                 return self.levels[module]

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from rankscope.collect.launching import folders, torch_logs
+from rankscope.collect.launching import child_exits, folders, torch_logs
 from rankscope.collect.launching.nsys import main_module
 from rankscope.collect.profile import steps
 from rankscope.collect.profile.signs import BACKWARD, OPTIMIZER
@@ -66,18 +66,22 @@ class Candidate:
         _set_older_names()
         torch_logs.begin_early(self.settings)
         steps.install(self.step_ended)
-        watch_init_process_group(lambda: _guarded(self.settings, self.joined))
+        watch_init_process_group(
+            lambda: _guarded(self.settings, self.joined), lambda *who: _guarded(self.settings, lambda: self.joins(*who))
+        )
+        watch_destroy_process_group(lambda: _guarded(self.settings, self.left))
         sys.excepthook = self._on_exception
         atexit.register(self.process_ends)
         os.register_at_fork(after_in_child=self._forked)
+        child_exits.watch(Path(self.settings.folder), lambda: self.run is not None)
         if _is_worker_of_torchrun() and not _rank_above():
             self.begin()
 
-    def begin(self) -> Run | None:
+    def begin(self, who: Identity | None = None) -> Run | None:
         """The process is a rank."""
         with self._lock:
             if self.run is None:
-                who = identity()
+                who = who or identity()
                 place = self._place(who.rank)
                 os.environ[RANK_PID] = f"{os.getpid()}:{who.world_size}"
                 self.run = Run(dataclasses.replace(self.settings, folder=str(place)), begins_with_step=False)
@@ -99,6 +103,15 @@ class Candidate:
         if run is not None:
             run.step_found(sign, n_ended)
 
+    def joins(self, rank: int | None, world_size: int | None) -> Callable[[], object] | None:
+        """init_process_group is called, and may never return: a process that says which rank it is begins now."""
+        who = identity()
+        if rank is not None and world_size is not None and 0 <= rank < world_size:
+            who = Identity(rank, world_size, rank if (local := _number("LOCAL_RANK")) is None else local)
+        if self.run is None and who.world_size > 1 and not _rank_above():
+            self.begin(who)
+        return self.run.begin_joining() if self.run is not None else None
+
     def joined(self) -> None:
         """torch.distributed has been initialized here."""
         above = _rank_above()
@@ -106,6 +119,11 @@ class Candidate:
             self.run.joined()
         elif not above or (above.world_size == 1 and identity().world_size > 1):
             self.begin()  # which finds out by itself that there are groups
+
+    def left(self) -> None:
+        """All process groups were destroyed."""
+        if self.run is not None:
+            self.run.left()
 
     def process_ends(self) -> None:
         run = _guarded(self.settings, self._begin_at_end)
@@ -129,7 +147,7 @@ class Candidate:
         return place
 
     def _is_main_program(self) -> bool:
-        """Of the job; not one that it started, not one of torch's own, and not a launcher."""
+        """True for the job's main program: not a process that it started, none of torch's own, and no launcher."""
         return (
             os.getpid() == self._pid
             and self._is_first
@@ -194,8 +212,13 @@ def _set_older_names() -> None:
                 os.environ.setdefault(older, os.environ[newer])
 
 
-def watch_init_process_group(joined: Callable[[], object]) -> Callable[[], None]:
-    """Calls `joined` whenever torch.distributed has been initialized, until what is returned is called."""
+def watch_init_process_group(
+    joined: Callable[[], object], joins: Callable[[int | None, int | None], Callable[[], object] | None] | None = None
+) -> Callable[[], None]:
+    """Calls `joined` whenever torch.distributed has been initialized, until what is returned is called.
+
+    `joins` is called before, with the rank and the world size where the job gives them; what it returns, afterwards.
+    """
     import torch.distributed
 
     if not torch.distributed.is_available():
@@ -204,20 +227,56 @@ def watch_init_process_group(joined: Callable[[], object]) -> Callable[[], None]
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
+        ended = None
+        if joins is not None:
+            with contextlib.suppress(Exception):
+                ended = joins(*_given_rank(args, kwargs))
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            if ended is not None:
+                ended()
         with contextlib.suppress(Exception):
             joined()
         return result
 
-    _replace_in_torch(original, init_process_group)
-    return lambda: _replace_in_torch(init_process_group, original)
+    _replace_in_torch("init_process_group", original, init_process_group)
+    return lambda: _replace_in_torch("init_process_group", init_process_group, original)
 
 
-def _replace_in_torch(old: Callable[..., Any], new: Callable[..., Any]) -> None:
+def watch_destroy_process_group(left: Callable[[], object]) -> None:
+    """Calls `left` when no process group is left."""
+    import torch.distributed
+
+    original = getattr(torch.distributed, "destroy_process_group", None)
+    if original is None:  # this torch has no distributed
+        return
+
+    @functools.wraps(original)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        with contextlib.suppress(Exception):
+            if not torch.distributed.is_initialized():
+                left()
+        return result
+
+    _replace_in_torch("destroy_process_group", original, destroy_process_group)
+
+
+def _given_rank(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | None, int | None]:
+    """The rank and the world size that init_process_group was called with, as it orders its arguments."""
+    given = {**dict(zip(("backend", "init_method", "timeout", "world_size", "rank"), args, strict=False)), **kwargs}
+    known = [
+        value if isinstance(value, int) and value >= 0 else None for value in map(given.get, ("rank", "world_size"))
+    ]
+    return known[0], known[1]
+
+
+def _replace_in_torch(function: str, old: Callable[..., Any], new: Callable[..., Any]) -> None:
     """In every module of torch that has imported the function by its name."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("torch.distributed") and vars(module).get("init_process_group") is old:
-            module.init_process_group = new  # type: ignore[attr-defined]
+        if name.startswith("torch.distributed") and vars(module).get(function) is old:
+            setattr(module, function, new)
 
 
 def identity() -> Identity:

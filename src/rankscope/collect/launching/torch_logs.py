@@ -120,7 +120,7 @@ def _write_logs(settings: Settings) -> LogFile | None:
 
 
 def _drop(file: LogFile | None) -> None:
-    """Of a process that was no rank until its end."""
+    """Removes the file of a process that never became a rank."""
     if file is not None and file.is_ours():
         file.end()
         file.path.unlink(missing_ok=True)

@@ -56,7 +56,7 @@ class Learning:
         return latest
 
     def arrived(self) -> Iterator[tuple[str, int, float]]:
-        """Name, step and value of what devices have reported meanwhile: in the step that it is of, or later."""
+        """Name, step and value of what devices have reported since the last call, in the same step or later."""
         for name, scalar in self._fetched.items():
             reading = scalar.ready()
             if reading is not None:
@@ -82,7 +82,7 @@ class Learning:
             self._note(LOSS, arguments[0] if arguments else options.get("tensors"))
 
     def _scale(self, result: Any, arguments: tuple[Any, ...], _options: dict[str, Any]) -> None:
-        """Of a loss that is scaled for its gradients' sake the unscaled one counts."""
+        """Records the unscaled loss if a GradScaler scales it."""
         if len(arguments) == 2 and arguments[1] is not result and hasattr(result, "device"):
             self._n_scaled += 1
             self._note(LOSS, arguments[1])

@@ -112,7 +112,7 @@ def n_samples(torch: Any, iterator: Any, batch: Any) -> int | None:
 
 
 def n_tokens(torch: Any, batch: Any) -> int | None:
-    """Of input_ids, or of a batch that is nothing but rows of integers; with those that only fill rows up."""
+    """Counts input_ids, or a batch that has nothing but rows of integers; padding included."""
     if isinstance(batch, Mapping):
         ids: Any = batch.get("input_ids")
         return int(ids.numel()) if _is_ids(torch, ids) else None

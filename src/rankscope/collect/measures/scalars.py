@@ -15,7 +15,7 @@ _SECONDS_BETWEEN = 0.1  # two numbers that are fetched from a device
 
 
 def scalar_on_host(value: Any) -> float | None:
-    """Of a plain tensor on the CPU, or of a number; None for all else."""
+    """The value of a plain tensor on the CPU, or of a number; None for anything else."""
     if isinstance(value, (int, float)):
         return float(value)
     torch = sys.modules["torch"]

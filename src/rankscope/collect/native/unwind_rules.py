@@ -21,7 +21,7 @@ class UnsupportedRuleError(ValueError):
 
 @dataclass
 class Rules:
-    """Of one address: the frame's own address (CFA) is a register plus an offset; saved registers are below it."""
+    """Unwinding at one address: the frame's address (CFA) is a register plus an offset; saved registers are below."""
 
     register: int = SP
     offset: int = 8
@@ -104,7 +104,7 @@ class _Reader:
         self.place += n_bytes
 
     def length(self) -> int:
-        """Of an entry; returns where it ends."""
+        """Reads the length of an entry and returns where it ends."""
         n_bytes = self.number("<I")
         if n_bytes == _WIDE:
             raise UnsupportedRuleError("an entry of more than 4 GiB")

@@ -92,7 +92,7 @@ class Session:
         self._is_over.set()
 
     def keep(self, cut: int = 0) -> None:
-        """Puts the files into the folder; `cut`: the number of a step that has not come to its end."""
+        """Puts the files into the folder; `cut` is the number of a step that did not end."""
         for kind, name in self._names.items():
             if not name:
                 continue

@@ -75,7 +75,7 @@ def take_over() -> bool:
 
 
 def is_by_hand() -> bool:
-    """Whether a step ends when the job says so, not when its optimizer has returned: until then it goes on."""
+    """True if a step ends when the job says so, not when its optimizer returns."""
     return _is_by_hand
 
 

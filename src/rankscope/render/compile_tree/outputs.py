@@ -151,7 +151,7 @@ def by_file(records: Table) -> list[Table]:
 
 
 def labels_of(records: Table) -> dict[str, str]:
-    """Label -> directory of every compilation that the records tell of, in their order, with or without files."""
+    """Label -> directory of every compilation in the records, in their order, with or without files."""
     known = ~_is_kind(records, ("", "str"))
     names = ("autograd_id", "frame_id", "frame_compile_id", "attempt")
     labels: dict[str, str] = {}
@@ -168,7 +168,7 @@ def label_of(autograd_id: int, frame_id: int, frame_compile_id: int, attempt: in
 
 @lru_cache(maxsize=4096)
 def directory_of(*ids: int) -> str:
-    """Of the four numbers that label_of takes. A record without an attempt has a directory of its own in tlparse."""
+    """The directory for the four numbers that label_of takes; tlparse has one for records without an attempt."""
     return "_".join(map(_or_dash, ids))
 
 
@@ -294,7 +294,7 @@ def _is_kind(records: Table, kinds: Iterable[str]) -> Array:
 
 
 def _dropped_by_tlparse(log: MappedLog, records: Table) -> Callable[[Row], bool]:
-    """Once a record has told its rank, tlparse drops all that tell another one or none."""
+    """Once a record has named its rank, tlparse drops all records that name another one or none."""
     first_rank = _first_rank(log, records)
     if first_rank is None:
         return lambda row: False

@@ -109,7 +109,7 @@ def about_file(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def about(stem: str) -> str:
-    """By the longest known prefix of the file's name: numbers and hashes follow it."""
+    """Looked up by the longest known prefix of the file's name: numbers and hashes follow it."""
     return FILES[max(known, key=len)] if (known := [known for known in FILES if stem.startswith(known)]) else ""
 
 

@@ -126,7 +126,7 @@ def _name_graphs(graphs: Sequence[Graph]) -> None:
 
 
 def _mapping(texts: Mapping[str, str]) -> dict[str, Names]:
-    """Of the newest format; logs of early 2025 may have its two halves alone."""
+    """The mapping in the newest format; logs from early 2025 may have only one of its two halves."""
     logged = {
         key: _names(value) for key, value in _decoded(texts.get("mapping", "")).items() if isinstance(value, dict)
     }

@@ -61,7 +61,7 @@ def records_with_text(trace: Trace) -> Table:
 
 
 def file_versions(job: Job, classes: Classes, records: Table, chosen: Array) -> list[Version]:
-    """Of the chosen classes, the files of all their ranks, each content once. Where ranks differ in a file, the two
+    """The files of all ranks of the chosen classes, each content once. Where ranks differ in a file, the two
     contents that most of them have and the rarest are shown."""
     keys = job.keys(records)
     of_class = classes.of(keys)

@@ -50,7 +50,7 @@ class Job:
         self._ids: dict[str, int] = {}
 
     def logs_of(self, table: Table) -> Array:
-        """The number of the log that each row is of; -1 for logs of other runs."""
+        """The number of each row's log; -1 for logs of other runs."""
         files = table.array("file_id")
         of_file = _looked_up({log.file_id: number for number, log in enumerate(self.logs)}, files)
         pairs = {log.file_id * _RANKS + log.rank: number for number, log in enumerate(self.logs)}

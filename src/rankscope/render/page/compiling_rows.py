@@ -26,7 +26,7 @@ _CHAIN = ("frame_id", "frame_compile_id", "against", "cause", "subject", "dimens
 
 
 def fitting(items: Sequence[Item], n_bytes: int, size: Callable[[Item], int]) -> Sequence[Item]:
-    """As many as there is room for, from the first on, and the first in any case."""
+    """As many items as there is room for, from the first on, and the first in any case."""
     ends = np.cumsum([size(item) for item in items])
     return items[: max(1, int(np.searchsorted(ends, n_bytes, "right")))]
 
@@ -85,8 +85,8 @@ class JobView(RankView):
         return rows
 
     def _chains(self, whole: Table) -> list[Row]:
-        """Of each frame that several ranks recompiled for the same reasons, the versions of the first of them.
-        The values that a guard met may differ from rank to rank: they are not what makes a chain another one."""
+        """For each frame that several ranks recompiled for the same reasons, the versions of the first rank.
+        The values that a guard saw may differ from rank to rank without making it a different chain."""
         keys = self.job.keys(whole)
         own = np.flatnonzero(keys >= 0)
         table, logs, classes = whole.take(own), self.job.log_of(keys[own]), self.classes.of(keys[own])

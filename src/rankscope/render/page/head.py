@@ -112,7 +112,7 @@ def _sources(contents: Contents) -> str:
 
 
 def _worlds(contents: Contents) -> Html:
-    """Which of several worlds the page shows: a rank 0 is in each of them."""
+    """Says which of several worlds the page shows: each of them has a rank 0."""
     capture = contents.report.capture
     shown = capture.shown_world()
     if shown is None:

@@ -143,7 +143,7 @@ def _binned(path: Table, lane_of: Array, edges: Array) -> _Binned:
 
 
 def _same(binned: _Binned, lane: int) -> list[tuple[int, int]]:
-    """Runs of bins of the lane that are of one kind."""
+    """Runs of bins of the lane that have one kind."""
     key = np.where(binned.lane == lane, binned.kind, MISSING)
     edges = np.flatnonzero(np.diff(np.concatenate(([-2], key, [-2]))))
     return [(a, b) for a, b in itertools.pairwise(edges.tolist()) if key[a] >= 0]

@@ -138,7 +138,7 @@ def _title(steps: Array, place: int, joined: int, ranks: Array, values: Array, u
 
 
 def _worst_steps(contents: Contents, grid: _Grid, unit: Unit) -> Html:
-    """By the excess of a rank's own time over the median rank's in the step; of few ranks, over its own other steps."""
+    """By the excess of a rank's own time over the median rank's in the step; with few ranks, over its other steps."""
     across = len(grid.ranks) >= 3
     usual = np.broadcast_to(np.nanmedian(grid.own, axis=0 if across else 1, keepdims=True), grid.own.shape)
     excess = np.where(np.isfinite(grid.own), grid.own - usual, -np.inf)

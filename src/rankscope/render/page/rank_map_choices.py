@@ -137,7 +137,7 @@ def _profiled(trace: Trace) -> Iterator[_Source]:
 
 
 def _families(groups: Iterable[Group]) -> list[list[Group]]:
-    """By what they are for and their size. A rank in two groups of a kind would need two rows: those stay apart."""
+    """Grouped by purpose and size. A rank in two groups of one family would need two rows: those stay apart."""
     families: list[list[Group]] = []
     by_kind: dict[tuple[str, int], list[tuple[list[Group], set[int]]]] = {}
     for group in groups:

@@ -124,7 +124,7 @@ def _calmed(level: Array, calm: Array) -> Array:
 
 
 def _merged(matrix: Matrix, kept: Array, n_merged: int) -> Matrix:
-    """Of neighbouring columns that are not kept, the worst cell stands for all."""
+    """Neighboring columns that are not kept become one, with the worst cell of each row."""
     position = np.arange(matrix.n_columns)
     is_edge = np.append(True, kept[1:] | kept[:-1])
     run_start = np.maximum.accumulate(np.where(is_edge, position, 0))

@@ -207,7 +207,7 @@ def _rank_tables(trace: Trace, ranks: Array) -> tuple[Array, Array]:
 
 
 def _middles(keys: Array, n_matches: int) -> Array:
-    """Of each match the middle time; a key is the match and, below it, a time."""
+    """The median time of each match; a key has the match in its upper bits and a time below."""
     keys.sort()
     counts = np.bincount(keys >> 32, minlength=n_matches)
     first = np.cumsum(counts) - counts

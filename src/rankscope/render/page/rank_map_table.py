@@ -1,4 +1,4 @@
-"""The worst of a map as plain tables: for keyboards, screen readers, and those who let no script run."""
+"""The worst of a map as plain tables: for keyboards, screen readers, and browsers without scripts."""
 
 from __future__ import annotations
 

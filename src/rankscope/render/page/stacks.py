@@ -108,7 +108,7 @@ def _stacks_of(contents: Contents) -> list[Stack]:
 
 
 def _chosen(contents: Contents, all_stacks: Sequence[Stack]) -> _Chosen:
-    """As many as fit: the stack of most ranks, then the culprits', then the rarest."""
+    """As many stacks as fit: the one of most ranks, then the culprits', then the rarest."""
     culprits = _culprits(contents)
     by_weight = sorted(all_stacks[:-1], key=lambda stack: culprits.isdisjoint(stack.ranks))
     room = min(contents.room(ROOM), MAX_CHARS)

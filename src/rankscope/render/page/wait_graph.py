@@ -154,7 +154,7 @@ def _alike_by_part(waits: _Waits) -> Array:
 
 
 def _classes(waits: _Waits, kind: Array, limit: int, n_rounds: int = 1 << 30) -> Array | None:
-    """A class per rank: refined until it is stable, or for so many rounds. None when there are more than the limit."""
+    """A class per rank: refined until stable, or for `n_rounds` rounds. None if there are more than the limit."""
     start = _mixed(_alike_by_part(waits).astype(np.uint64))
     ranks, n_before = start, len(np.unique(start))
     for _ in range(n_rounds):

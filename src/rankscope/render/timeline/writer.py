@@ -62,7 +62,7 @@ def write_timeline(
     max_events: int,
     progress: Progress | None = None,
 ) -> Written:
-    """Of a trace whose axis was prepared. Times in the file are microseconds since the beginning of the capture."""
+    """Writes a trace whose axis was prepared. Times in the file are microseconds since the beginning of the capture."""
     clocks = {rank: clock for rank, clock in rank_clocks(trace).items() if cut.ranks is None or rank in cut.ranks}
     cut = replace(cut, least_ns=least_durations(trace, cut, max_events))
     n_chains, n_arrows = chain_collectives(trace, cut)

@@ -85,7 +85,7 @@ def _device_costs_ns(program: StepProgram, conditions: Conditions, jitter: Jitte
 
 
 def _wake_up(run: RankRun) -> None:
-    """Let the host go on after its wait for the compute stream."""
+    """Lets the host continue after its wait for the compute stream."""
     woken = run.program.sync_tick + 1
     done_ns = max(end for end, work in zip(run.ends, run.program.work, strict=True) if work.stream == COMPUTE_STREAM)
     late_ns = done_ns + _WAKE_UP_NS - run.clock[woken]

@@ -33,7 +33,7 @@ Layers = tuple[tuple[Operator, ...], ...]
 
 
 def write_step(spec: ProfileSpec, stage: int, *, tokens: int = TOKENS, last_stage_factor: float = 1.0) -> StepProgram:
-    """The program of every rank of the stage: with so many tokens per microbatch, and a head that makes the last stage
+    """The program of every rank of the stage, with this many tokens per microbatch and a head that makes the last stage
     larger than the others by the factor."""
     layers: Layers = (tuple(operator.scaled(tokens) for operator in LAYER),) * spec.n_layers
     is_last = stage == spec.stages - 1

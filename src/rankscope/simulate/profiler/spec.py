@@ -34,7 +34,7 @@ _DEFAULT_SECONDS = {"data-loading": 0.03, "garbage-collection": 0.08, "compile":
 
 @dataclass(frozen=True)
 class ProfileSpec:
-    """The job, and what its profilers were told to record. Rank = stage * data_parallel + replica."""
+    """The job, and what its profilers record. Rank = stage * data_parallel + replica."""
 
     data_parallel: int = 8
     stages: int = 1

@@ -1,4 +1,9 @@
-"""The process group of each collective: its name, and its members as global ranks."""
+"""The process group of each collective of execution traces: its name, and its members as global ranks.
+
+What the call, the profiler or a Flight Recorder says of it counts. A call that none of them names is of the only group
+of its process, if it has one; else its group is unknown, and what all possible groups have in common is all that is
+known of it.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +12,35 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from rankscope.analyze.comm.groups import UNKNOWN_GROUP, Mention, listed_groups, resolve_mentions
+from rankscope.analyze.collectives.groups import UNKNOWN_GROUP, Mention, listed_groups, resolve_mentions
+from rankscope.analyze.collectives.twins import Twin, recorded_calls, recorded_twins, twins_by_order
 from rankscope.analyze.link.collectives.calls import Calls
 from rankscope.analyze.link.collectives.runs import Runners
-from rankscope.analyze.link.collectives.threads import Group, groups_of_threads
 from rankscope.analyze.path.work import numbered
 from rankscope.model.tables import MISSING, Array, Text, Trace
+
+_RECORDED_GROUPS = """
+    SELECT group_id, name, list(rank ORDER BY group_rank) FROM groups JOIN group_members USING (group_id) GROUP BY ALL
+"""
+
+
+class Group(NamedTuple):
+    """As an execution trace lists it, or a Flight Recorder."""
+
+    name: str
+    backend: str
+    ranks: tuple[int, ...]
 
 
 class Memberships(NamedTuple):
     """One entry per call."""
 
-    name: Text
+    name: Text  # empty when unknown
     is_inferred: Array
-    ranks: Text  # as JSON
+    ranks: Text  # as JSON; an empty list when unknown
     size: Array
     partner: Array  # root or peer as a global rank
+    twins: list[Twin]  # the same calls in the Flight Recorder
 
 
 class _Words(NamedTuple):
@@ -36,33 +54,64 @@ class _Words(NamedTuple):
     stride: int
     profile_id: int
     ranks: str
+    group_ids: str  # those in the Flight Recorder's table that it may be, with commas between them
 
 
 class _Members(NamedTuple):
-    ranks: tuple[int, ...]
+    name: str
     size: int
     is_told: bool
+    possible: tuple[tuple[int, ...], ...]  # the members of the group, or those of all groups that it may be
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.possible[0] if len(set(self.possible)) == 1 else ()
 
 
 def memberships(trace: Trace, calls: Calls, runners: Runners) -> Memberships:
-    listed = _listed_groups(trace)
+    twins = _twins(trace, calls)
     # The profiler's word first: the oldest execution traces have an address where later ones have a name.
     name = np.where(runners.seen.group_name == "", calls.group_name, runners.seen.group_name)
-    name, is_concluded = groups_of_threads(trace, calls, runners, name, listed)
     size = np.where(calls.group_size == MISSING, runners.seen.group_size, calls.group_size)
+    group_ids = np.array([",".join(map(str, twin.group_ids)) for twin in twins], object)
     by_call = (calls.file_id, calls.rank, name, size, calls.first_rank, calls.stride)
-    columns = (*by_call, runners.seen.profile_id, runners.seen.group_ranks)
+    columns = (*by_call, runners.seen.profile_id, runners.seen.group_ranks, group_ids)
     first, code = _distinct(columns)
     words = [_Words(*row) for row in zip(*(column[first].tolist() for column in columns), strict=True)]
-    members = _members(trace, words, listed)
-    is_told = np.array([group.is_told for group in members], bool)[code]
+    members = _members(trace, words)
+    peers = np.array([twin.peer for twin in twins], np.int64)
     return Memberships(
-        Text.encode(word.name for word in words).take(code),
-        is_concluded | ~is_told,
+        Text.encode(group.name for group in members).take(code),
+        ~np.array([group.is_told for group in members], bool)[code],
         Text.encode(msgspec.json.encode(group.ranks).decode() for group in members).take(code),
         np.array([group.size for group in members], np.int32)[code],
-        _global_ranks(members, code, calls.partner),
+        np.where(peers == MISSING, _global_ranks(members, code, calls.partner), peers),
+        twins,
     )
+
+
+def _twins(trace: Trace, calls: Calls) -> list[Twin]:
+    """By the operator in the profiler's trace, else by the order of calls."""
+    if not trace.has("collectives"):
+        return [Twin()] * len(calls)
+    links = trace.table("et_links")
+    linked = zip(*(links.array(name)[calls.place].tolist() for name in ("profile_id", "rank", "op_id")), strict=True)
+    by_operator = recorded_twins(trace)
+    twins = [by_operator.get((profile_id, rank), {}).get(op_id, Twin()) for profile_id, rank, op_id in linked]
+    is_linked = links.array("profile_id")[calls.place] != MISSING
+    ranks = trace.table("ranks")
+    dropped = dict(zip(ranks.array("rank").tolist(), ranks.array("n_dropped").tolist(), strict=True))
+    for file_id in np.unique(calls.file_id[~is_linked]).tolist():
+        rows = np.flatnonzero((calls.file_id == file_id) & ~is_linked)
+        rows = rows[np.argsort(calls.turn[rows], kind="stable")]
+        rank = int(calls.rank[rows[0]])
+        if len(rows) == np.count_nonzero(calls.file_id == file_id) and dropped.get(rank, MISSING) == 0:
+            in_order = twins_by_order(
+                recorded_calls(trace).get(rank, []), calls.op[rows].tolist(), calls.n_in[rows].tolist()
+            )
+            for row, twin in zip(rows.tolist(), in_order, strict=True):
+                twins[row] = twin
+    return twins
 
 
 def _listed_groups(trace: Trace) -> dict[int, list[Group]]:
@@ -88,21 +137,36 @@ def _distinct(columns: tuple[Array, ...]) -> tuple[Array, Array]:
     return np.unique(code, return_index=True)[1], code
 
 
-def _members(trace: Trace, words: list[_Words], listed: dict[int, list[Group]]) -> list[_Members]:
-    """By what the execution trace lists, else by what the call says, else by what the profiler's trace does."""
+def _members(trace: Trace, words: list[_Words]) -> list[_Members]:
+    """By what the Flight Recorder or the execution trace lists, by what the call says, by the profiler's trace."""
+    listed = _listed_groups(trace)
+    recorded = {row[0]: Group(row[1], "", tuple(row[2])) for row in trace.sql(_RECORDED_GROUPS).rows()}
     mentions = [
         Mention(word.profile_id, word.rank, word.name, "", word.ranks, word.size, is_on_host=False, lane=MISSING)
         for word in words
     ]
-    known, group_of_mention = resolve_mentions(mentions, trace.table("profiles"))
-    everyone = tuple(range(int(trace.table("et_traces").array("rank").max(initial=MISSING)) + 1))
+    known, group_of_mention = resolve_mentions(trace, mentions)
     members = []
     for word, number in zip(words, group_of_mention, strict=True):
-        by_profile = known[number].ranks if number != UNKNOWN_GROUP and not known[number].is_inferred else ()
-        ranks = _listed_ranks(word, listed) or _evenly_spaced(word) or by_profile
-        size = word.size if word.size != MISSING else len(ranks or everyone)
-        members.append(_Members(ranks or everyone, size, bool(ranks)))
+        if word.group_ids:
+            members.append(_one_of(word, [recorded[int(group_id)] for group_id in word.group_ids.split(",")]))
+        elif not word.name:
+            groups = listed.get(word.file_id, [])
+            members.append(_one_of(word, [group for group in groups if "gloo" in group.backend] or groups))
+        else:
+            by_profile = known[number].ranks if number != UNKNOWN_GROUP and not known[number].is_inferred else ()
+            ranks = _listed_ranks(word, listed) or _evenly_spaced(word) or by_profile
+            size = word.size if word.size != MISSING else len(ranks) or MISSING
+            members.append(_Members(word.name, size, bool(ranks), (ranks,)))
     return members
+
+
+def _one_of(word: _Words, possible: list[Group]) -> _Members:
+    """What the groups have in common that a call without a name may belong to."""
+    names, sizes = {group.name for group in possible}, {len(group.ranks) for group in possible}
+    is_one = len(names) == 1
+    size = word.size if word.size != MISSING else sizes.pop() if len(sizes) == 1 else MISSING
+    return _Members(names.pop() if is_one else "", size, is_one, tuple(group.ranks for group in possible))
 
 
 def _listed_ranks(word: _Words, listed: dict[int, list[Group]]) -> tuple[int, ...]:
@@ -119,9 +183,10 @@ def _evenly_spaced(word: _Words) -> tuple[int, ...]:
 
 
 def _global_ranks(members: list[_Members], code: Array, place: Array) -> Array:
-    """The ranks at places in groups; MISSING where the group has no such place."""
-    sizes = np.array([len(group.ranks) for group in members], np.int64)
-    starts = np.cumsum(sizes) - sizes
-    ranks = np.array([rank for group in members for rank in group.ranks] + [MISSING], np.int64)
-    is_member = (place >= 0) & (place < sizes[code])
-    return ranks[np.where(is_member, starts[code] + place, MISSING)]
+    """The ranks at places in groups; MISSING where the group has no such place, or the possible groups differ."""
+    known: dict[tuple[int, int], int] = {}
+    for group, at in set(zip(code.tolist(), place.tolist(), strict=True)):
+        ranks = {ranks[at] for ranks in members[group].possible if 0 <= at < len(ranks)}
+        known[group, at] = ranks.pop() if len(ranks) == 1 else MISSING
+    pairs = zip(code.tolist(), place.tolist(), strict=True)
+    return np.fromiter((known[pair] for pair in pairs), np.int64, len(code))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankscope.analyze.link.collectives.names import P2P, SIZED_BY_OUTPUT, dtype_sql, item_bytes_sql, op_sql
+from rankscope.analyze.collectives.names import (
+    IN_PLACE,
+    P2P,
+    PARTNER_AT,
+    SIZED_BY_OUTPUT,
+    dtype_sql,
+    item_bytes_sql,
+    op_sql,
+)
 from rankscope.analyze.link.nodes import NODE_ORDER
 from rankscope.model.sql import quote_text
 
 # Where a node is from: NCCL's description of a call, torch's library of collectives, functional collectives, gloo.
 RECORDED, LIBRARY, FUNCTIONAL, GLOO = range(4)
-# Of the operators of the library: those that give and take the same tensors (others take into the first argument what
-# they give with the second), and where the root or the peer stands, from 1. No version has changed these.
-_IN_PLACE = ("all_reduce", "broadcast", "reduce", *P2P)
-_PARTNER_AT = {"broadcast": 3, "reduce": 4, "gather": 4, "scatter": 4, "send": 3, "recv": 3}
 _FROM_ANYONE = "name = 'c10d::recv_any_source_'"
 
 
@@ -39,9 +43,9 @@ def _attribute(name: str, position: str) -> str:
     return f"coalesce(try_cast(extra ->> '$.{name}' AS BIGINT), {_number(position)})"
 
 
-_LIBRARY_PARTNER = " ".join(f"WHEN {quote_text(op)} THEN {_number(str(at))}" for op, at in _PARTNER_AT.items())
+_LIBRARY_PARTNER = " ".join(f"WHEN {quote_text(op)} THEN {_number(str(at))}" for op, at in PARTNER_AT.items())
 _PARTNER = f"""
-    CASE WHEN op NOT {_in(_PARTNER_AT)} OR {_FROM_ANYONE} THEN NULL
+    CASE WHEN op NOT {_in(PARTNER_AT)} OR {_FROM_ANYONE} THEN NULL
          WHEN origin = {RECORDED} THEN {_number("last_text - 1")} ELSE CASE op {_LIBRARY_PARTNER} END END
 """
 _TAG = f"""
@@ -73,7 +77,7 @@ WITH candidates AS (
 ), moved AS (
     SELECT file_id, node_id, n_elements, n_item_bytes, t.dtype,
            CASE WHEN origin = {RECORDED} THEN NOT is_output
-                WHEN op {_in(_IN_PLACE)} THEN NOT is_output AND argument = 0
+                WHEN op {_in(IN_PLACE)} THEN NOT is_output AND argument = 0
                 ELSE NOT is_output AND argument = 1 END AS is_given,
            CASE WHEN origin = {RECORDED} THEN is_output ELSE NOT is_output AND argument = 0 END AS is_taken
     FROM et_tensors AS t JOIN (SELECT file_id, node_id, origin, op FROM calls) USING (file_id, node_id)

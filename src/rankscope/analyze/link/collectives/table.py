@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.analyze.collectives.names import P2P, SIZED_BY_OUTPUT
 from rankscope.analyze.derived import table
 from rankscope.analyze.link.collectives.calls import Calls, called
 from rankscope.analyze.link.collectives.groups import Memberships, memberships
-from rankscope.analyze.link.collectives.names import P2P, SIZED_BY_OUTPUT
 from rankscope.analyze.link.collectives.runs import Runners, runners
 from rankscope.analyze.link.nodes import nodes_of
 from rankscope.analyze.path.work import numbered
@@ -44,6 +44,9 @@ def et_collectives(trace: Trace) -> Table:
         "tag": calls.tag,
         "seq": seq,
         "place": _places(calls, groups, ends, seq),
+        "group_id": np.array([twin.group_id for twin in groups.twins], np.int32),
+        "recorder_file_id": np.array([twin.file_id for twin in groups.twins], np.int32),
+        "record_id": np.array([twin.record_id for twin in groups.twins], np.int64),
     }
     return Table("et_collectives", columns)
 

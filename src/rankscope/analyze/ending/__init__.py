@@ -1,0 +1,1 @@
+"""How the job ended: which process ended first, and what it and the others were doing then."""

@@ -1,0 +1,95 @@
+"""Where the worker processes of a rank's DataLoaders are: each prints its stack into a file of its own on a signal."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+SIGNAL = signal.SIGUSR2
+_WAIT_SECONDS = 0.5  # for all workers together
+_POLL_SECONDS = 0.01
+_MAX_WORKERS = 16
+_STACK = re.compile(r"\(most recent call first\):\n(?P<frames>(?:  File [^\n]*\n)+)")
+_folder: Path | None = None
+_kept: list[Any] = []  # faulthandler does not keep a file open
+
+
+def install(folder: Path) -> None:
+    """From now on workers that this process starts by forking can be asked."""
+    global _folder
+    from torch.utils.data._utils import worker
+
+    if _folder is None:
+        original = worker._worker_loop
+
+        def _worker_loop(*args: Any, **kwargs: Any) -> Any:
+            with suppress(Exception):
+                _register()
+            return original(*args, **kwargs)
+
+        _worker_loop.__module__, _worker_loop.__qualname__ = original.__module__, original.__qualname__
+        worker._worker_loop = _worker_loop
+    _folder = folder
+
+
+def remove() -> None:
+    global _folder
+    _folder = None
+
+
+def _register() -> None:
+    """In the worker. A handler that the job has set for the signal stays."""
+    if _folder is None or signal.getsignal(SIGNAL) != signal.SIG_DFL:
+        return
+    _kept.append(_path(_folder, os.getppid(), os.getpid()).open("ab", buffering=0))
+    faulthandler.register(SIGNAL, file=_kept[-1], all_threads=False)
+
+
+def read(folder: Path) -> Iterator[str]:
+    """The stacks of the workers of this process, as further threads of it."""
+    files = {_pid(path): path for path in sorted(folder.glob(_path(Path(), os.getpid(), "*").name))}
+    asked = [pid for pid in list(files)[:_MAX_WORKERS] if _is_child(pid)]
+    for pid in asked:
+        with suppress(OSError):
+            os.truncate(files[pid], 0)
+            os.kill(pid, SIGNAL)
+    deadline = time.monotonic() + _WAIT_SECONDS
+    for number, pid in enumerate(asked):
+        stack = None
+        while stack is None and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+            with suppress(OSError):
+                stack = _STACK.search(files[pid].read_text(encoding="utf-8", errors="replace"))
+        if stack is not None:
+            name = f"DataLoader worker {number}, pid {pid}"
+            yield f"Thread 0x{pid:016x} [{name}] (most recent call first):\n{stack['frames']}"
+
+
+def clean(folder: Path, pid: int) -> None:
+    for path in folder.glob(_path(Path(), pid, "*").name):
+        path.unlink(missing_ok=True)
+
+
+def _path(folder: Path, parent: int, pid: int | str) -> Path:
+    return folder / f"worker_stacks.{parent}.{pid}.partial"
+
+
+def _pid(path: Path) -> int:
+    return int(path.name.split(".")[-2])
+
+
+def _is_child(pid: int) -> bool:
+    """Numbers of processes come again: a signal goes to children only."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    state, parent = stat.rpartition(")")[2].split()[:2]
+    return int(parent) == os.getpid() and state not in "ZX"
