@@ -23,7 +23,7 @@ from rankscope.analyze.logs.events import (
 )
 from rankscope.analyze.logs.watchdog import Standoff, standoff_of
 from rankscope.model.finding import Certainty
-from rankscope.model.numbers import rank_number
+from rankscope.model.numbers import integer, is_number, rank_number
 from rankscope.model.tables import MISSING, Trace
 
 Cause = Literal["failed", "killed", "scheduler", "device", "behind", "mismatch", "stalled", "missing", "undecided"]
@@ -113,8 +113,8 @@ def _ranks_by_pid(attempt: Attempt) -> dict[int, int]:
     known = {event.pid: event.rank for event in attempt.events if event.rank != MISSING and event.pid != MISSING}
     for event in attempt.saying("loader-killed"):
         for pid in str(event.detail("worker_pid") or event.detail("worker_pids") or "").replace(" ", "").split(","):
-            if pid.isdecimal() and event.rank != MISSING:
-                known.setdefault(int(pid), event.rank)
+            if is_number(pid) and event.rank != MISSING:
+                known.setdefault(integer(pid), event.rank)
     return known
 
 
