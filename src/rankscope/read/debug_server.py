@@ -40,7 +40,6 @@ _WORKER = b"torch.distributed.WorkerServer"
 _STORED = re.compile(r"(?:^|[\s/])debug_server/rank(\d{1,9}): b['\"](http://[^'\"\s]{1,300})['\"]", re.MULTILINE)
 _SECTION = re.compile(r"<h2>Rank (\d{1,9}): (http://[^<\s]{1,300}?)/handler/[^<\s]*</h2>")
 _FAILED = re.compile(r"\s*<p>Failed to fetch: status=(\d+)</p>")
-_TEXT = re.compile(r"<pre>(.*)</pre>", re.DOTALL)
 
 
 class _Question(NamedTuple):
@@ -335,9 +334,10 @@ def page_sections(page: bytes) -> dict[int, bytes]:
     sections: dict[int, bytes] = {}
     for match, following in zip_longest(starts, starts[1:]):
         section = text[match.end() : following.start() if following else None]
-        shown = None if _FAILED.match(section) else _TEXT.search(section)
-        if shown:
-            sections[rank_number(match[1])] = shown[1].encode("utf-8", "replace")
+        _, begins, shown = section.partition("<pre>")
+        shown, ends, _ = shown.rpartition("</pre>")
+        if begins and ends and not _FAILED.match(section):
+            sections[rank_number(match[1])] = shown.encode("utf-8", "replace")
     return sections
 
 

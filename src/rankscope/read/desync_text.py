@@ -33,7 +33,7 @@ _GROUP = re.compile(
     r"\((?P<size>\d{1,7}) ranks?(?:: (?P<ranks>[\d, -]+))?\), collective state"
 )
 # What follows the first line of a group is indented.
-_TORCH_GROUP = re.compile(r"PG GUID (?P<name>[^\s()]+)\((?P<desc>[^)]*)\)")
+_TORCH_GROUP = re.compile(r"PG GUID (?P<name>[^\s()]{1,200})\((?P<desc>[^)]{0,200})\)")
 _TIMEOUT = re.compile(r"\s+- \[(?P<rank>\d{1,9})\] Timeout at collective: (?P<op>[^\s,]+), #(?P<seq>\d{1,18})")
 _ABSENT = re.compile(rf"\s+- (?:To our best knowledge, ranks|Ranks that never joined any collective:) {_NUMBERS}.*")
 _SEQ = re.compile(r"\s+#(?P<seq>\d{1,18}) (?:started|finished)(?: ranks)?:")

@@ -14,7 +14,8 @@ _MAX_SUFFIXES = 4  # of one name, such as rank_3.pt.trace.json.gz
 _NUMBER = re.compile("[0-9]+")
 # Where a name says which of its numbers is the rank, the others are a time, a process or a step.
 _CALLED_RANK = re.compile(r"rank[_.-]?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
-_TIME_ALONE = re.compile(r"[0-9_. -]*[0-9]{8,}[0-9_. -]*")
+_NO_NAME = re.compile(r"[0-9_. -]*")
+_TIME = re.compile(r"[0-9]{8}")
 # Words that the names of traces are made of. What is left of a name without them and the rank is the host.
 _PREFIX_WORDS = re.compile(
     r"((torchcomms_)?fr|comm_lib|[nrx]ccl|nccl2|hccl|gloo|ucc|mpi|rankscope|torchcomms|kineto)?_?"
@@ -48,7 +49,7 @@ def rank_and_host(shown: str, prefix: str | None = None) -> tuple[int, str] | No
     start, end = called or numbers[-1]
     rest = before + name[:start] + name[end:]
     host = _PREFIX_WORDS.sub("", rest, count=1).strip("_-. ")
-    return rank_number(name[start:end]), "" if _TIME_ALONE.fullmatch(host) else host
+    return rank_number(name[start:end]), "" if _NO_NAME.fullmatch(host) and _TIME.search(host) else host
 
 
 def _stem(name: str) -> str:

@@ -28,7 +28,7 @@ from rankscope.read.unpickle import BrokenPickleError, RefusedClassError, load_p
 NAME = "flight_recorder"
 ORDER = 1
 
-_DUMP_NAME = re.compile(r"(trace_rank|comm_lib_trace|nccl_trace|_dump_|^rank_|fr_trace)[^/]*\d", re.IGNORECASE)
+_DUMP_NAME = re.compile(r"(trace_rank|comm_lib_trace|nccl_trace|_dump_|^rank_|fr_trace)[^/]{0,200}\d", re.IGNORECASE)
 _OTHER_FORMAT = re.compile(
     r"kineto|torch_et|torch_trace|\.(log|txt|out|err|stdout|stderr|html?|py|csv)(\.gz|\.zst)?$", re.IGNORECASE
 )

@@ -24,7 +24,9 @@ _THREAD = re.compile(
 _SPIED_THREAD = re.compile(r'Thread (?P<id>0x[0-9a-fA-F]+|\d+) \([a-z+ ]*\)(?:: "(?P<name>.*)")?$')
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?+) in (?P<function>.*)$')
 _SPIED_FRAME = re.compile(r" {4}(?P<function>\S.*) \((?P<file>[^()]*?)(?::(?P<line>\d{1,9}))?\)$")
-UNWOUND_FRAME = re.compile(r"#(?P<number>\d{1,6}) (?P<function>.*) from (?P<file>.*):(?P<line>\d{1,9})$")
+UNWOUND_FRAME = re.compile(
+    r"#(?P<number>\d{1,6}) (?P<function>.{0,2000}) from (?P<file>[^\n]{0,2000}):(?P<line>\d{1,9})$"
+)
 _MAIN = "MainThread"  # py-spy knows the names that Python gives; faulthandler at most those of the system
 _STARTER = "_bootstrap"  # outermost function of every thread that Python starts
 
