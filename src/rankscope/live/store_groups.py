@@ -130,7 +130,9 @@ class Tracker(NamedTuple):
     @property
     def of_group(self) -> str:
         """The prefix of the group itself."""
-        return re.sub(r"[^/]+/+$", "", self.prefix) if self.is_torch else self.prefix
+        if not self.is_torch or not self.prefix.endswith("/"):
+            return self.prefix
+        return self.prefix[: self.prefix.rstrip("/").rfind("/") + 1]
 
     @property
     def attempt(self) -> int:
