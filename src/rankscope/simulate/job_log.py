@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 FAULTS = ("healthy", "stuck", "mismatch", "stalled", "exception", "killed")
 RELEASES = ("2.3", "2.6")  # 2.3 prints no times and no dump signals
@@ -122,9 +123,11 @@ def _crash(job: LogJob, now_s: float) -> Printed:
     """The peers learn of it at once: their connection closes."""
     lines: Printed = []
     if job.fault == "exception":
-        error = ('File "/home/user/train.py", line 88, in load_batch', "batch = samples[index]", "KeyError: 'tokens'")
+        error = _Raised(
+            'File "/home/user/train.py", line 88, in load_batch', "batch = samples[index]", "KeyError: 'tokens'"
+        )
         lines += _traceback(job.culprit, now_s, error)
-    remote = (
+    remote = _Raised(
         'File "/home/user/train.py", line 61, in step',
         "dist.all_reduce(grads)",
         "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2772, remote process exited or there "
@@ -136,9 +139,16 @@ def _crash(job: LogJob, now_s: float) -> Printed:
     return lines + _launcher_end(job, job.culprit, 1 if job.fault == "exception" else -9, now_s + 1.5)
 
 
-def _traceback(rank: int, at_s: float, error: tuple[str, str, str]) -> Printed:
-    frame, code, exception = error
-    texts = ("Traceback (most recent call last):", f"  {frame}", f"    {code}", exception)
+class _Raised(NamedTuple):
+    """An exception as its traceback shows it."""
+
+    frame: str
+    code: str
+    exception: str
+
+
+def _traceback(rank: int, at_s: float, error: _Raised) -> Printed:
+    texts = ("Traceback (most recent call last):", f"  {error.frame}", f"    {error.code}", error.exception)
     return [(at_s + number / 1e6, rank, f"[rank{rank}]: {text}") for number, text in enumerate(texts)]
 
 

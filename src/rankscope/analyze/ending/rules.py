@@ -281,7 +281,7 @@ def exit_hang(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     Why it happens: a thread that is no daemon and never ends (an uploader, a logger, a pool), an upload or a clean-up
     that hangs, a child process that is waited for.
 
-    What to do: look at the line of the thread that is named. Make it a daemon, or tell it to end before the program
+    What to do: look at the line of the thread that is named. Make it a daemon, or stop it before the program
     does.
 
     What could fool it: an evaluation or an upload after the last collective may take long without hanging.
@@ -303,7 +303,7 @@ def exit_hang(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     if threads:
         name, location, stacks = threads[0]
         what = f"{who} {does}: the interpreter waits for thread {name}, which is in {place_text(location)}"
-        advice = f"make thread {name} a daemon, or tell it to end: it does not leave {place_text(location)}"
+        advice = f"make thread {name} a daemon, or stop it: it does not leave {place_text(location)}"
     else:
         location = location_of_standing(trace, first)
         stacks = standing_stacks(trace, late)

@@ -178,7 +178,7 @@ def evaluating(trace: Trace) -> Iterator[Finding]:
 
     Why it happens: one rank evaluates, samples or logs statistics for all.
 
-    What to do: evaluate on all ranks, each on its part of the data; do it less often, or in a job of its own.
+    What to do: evaluate on all ranks, each on its part of the data; do it less often, or in a separate job.
 
     What could fool it: other work under no_grad, such as an update by hand, looks the same.
     """
