@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.analyze.hangs.evidence import group_text
 from rankscope.analyze.hangs.verdict import causes_of
-from rankscope.analyze.hangs.view import JobView, job_view, ranks_stale
+from rankscope.analyze.hangs.view import JobView, job_view, may_hold_more, ranks_stale
 from rankscope.analyze.manifests import ranks_elsewhere
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Evidence, Finding, count_noun, format_ranks, ranks_phrase
@@ -51,13 +51,17 @@ def dump_missing(trace: Trace) -> Iterator[Finding | Effect]:
             help="read the folders of all nodes together: `rankscope A B` reads both",
         )
         return
+    if unopened := may_hold_more(trace):
+        note = f"their dumps may be in {unopened[0]}, which is damaged: whether these ranks are lost is unknown"
     yield Finding(
         severity="warning",
         certainty="certain",
         title=f"no readable dump from {ranks_phrase(missing)} of {len(members)}",
         ranks=missing,
-        evidence=Evidence(notes=(note,) if is_decided or not causes else ()),
-        help="collect the dumps of all nodes; if a rank wrote no dump, check its stderr",
+        evidence=Evidence(notes=(note,) if is_decided or not causes or unopened else ()),
+        help="copy the archive again"
+        if unopened
+        else "collect the dumps of all nodes; if a rank wrote no dump, check its stderr",
     )
 
 

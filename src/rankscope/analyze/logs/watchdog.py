@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from rankscope.analyze.logs.events import Attempt, Event
 from rankscope.model.finding import Certainty
+from rankscope.model.numbers import MAX_LONG, integer
 from rankscope.model.tables import MISSING
 
 _UNEVEN = ("GATHER", "SCATTER", "ALLTOALL", "ALLTOALL_BASE")  # sizes may differ between ranks
@@ -163,7 +164,7 @@ def _by_group(attempt: Attempt) -> dict[tuple[str, str], dict[int, _Seen]]:
 
 def _size(event: Event, name: str) -> int:
     value = event.fields.get(name, MISSING)
-    return MISSING if str(value) == str(_UNKNOWN_SIZE) or not str(value).lstrip("-").isdecimal() else int(value)
+    return MISSING if str(value) == str(_UNKNOWN_SIZE) else integer(str(value), MAX_LONG)
 
 
 def _started(seen: dict[int, _Seen]) -> tuple[bool, int, int]:
