@@ -18,8 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"
 N_BUSY = 2
 HEADING = "\n## Why a rank is late: real jobs\n"
+NEXT = "<!-- from logs: begin -->"  # what another tool writes behind it
 INTRODUCTION = """
-Three gloo ranks train a small model under `rankscope record --host`, and the last one has a cause planted
+Three gloo ranks train a small model under `rankscope record` as it is by default, and the last one has a cause planted
 (tests/e2e/jobs/late.py). Each cell says what of the first warning is right; a healthy twin is the same job without the
 cause, and what it got is in the last column. *Busy* runs are beside two processes that keep two cores busy. One run per
 cell, on the machine that wrote this page, which had other work to do: these figures vary between runs. The line above
@@ -27,6 +28,14 @@ the planted one, a loop's head, counts as right.
 
 | cause | condition | rank | cause | line | first | further warnings | healthy twin |
 | --- | --- | :-: | :-: | :-: | --- | --- | --- |
+"""
+
+
+HEALTHY = """
+Jobs in which nothing is wrong, one per way to train (tests/e2e/jobs/healthy.py), on two ranks:
+
+| job | alone | busy |
+| --- | --- | --- |
 """
 
 
@@ -43,8 +52,11 @@ def main(arguments: Sequence[str]) -> int:
             rows.append(_row(cause, condition))
             print(rows[-1], flush=True)
     if not chosen.only:
-        text = PAGE.read_text(encoding="utf-8").partition(HEADING)[0]
-        PAGE.write_text(text.rstrip("\n") + "\n" + HEADING + INTRODUCTION + "\n".join(rows) + "\n", encoding="utf-8")
+        rows += [HEALTHY.rstrip("\n"), *_healthy_rows()]
+        before, _, after = PAGE.read_text(encoding="utf-8").partition(HEADING)
+        rest = after[after.index(NEXT) :] if NEXT in after else ""
+        made = before.rstrip("\n") + "\n" + HEADING + INTRODUCTION + "\n".join(rows) + "\n"
+        PAGE.write_text(made + ("\n" + rest if rest else ""), encoding="utf-8")
         print(f"wrote {PAGE}")
     return 0
 
@@ -63,6 +75,21 @@ def _row(cause: str, condition: str) -> str:
     alarms = [finding.code for finding in twin.findings if finding.severity != "info"]
     cells = [cause, condition, *marks, right.first or "none", ", ".join(right.further) or "none"]
     return f"| {' | '.join(cells)} | {', '.join(alarms) or 'no warning'} |"
+
+
+def _healthy_rows() -> Iterator[str]:
+    import late_jobs
+    import test_healthy_jobs as healthy
+
+    kinds = ("ddp", "loader", "fsdp", "tensor", "pipeline", "compile", "evaluate", "uneven", "accumulate")
+    for kind in kinds:
+        cells = [kind]
+        for n_busy in (0, N_BUSY):
+            with tempfile.TemporaryDirectory() as folder, _busy(n_busy), redirect_stdout(None):
+                report = late_jobs.judge(healthy.record(Path(folder) / "job", healthy.Job(kind, steps=40)))
+            cells.append(", ".join(one.code for one in report.findings if one.severity != "info") or "no warning")
+        yield f"| {' | '.join(cells)} |"
+        print(*cells, flush=True)
 
 
 @contextmanager

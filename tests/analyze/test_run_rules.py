@@ -49,7 +49,7 @@ def test_on_a_capture_of_dumps_every_rule_for_them_runs_and_the_others_say_why_n
         "no manifest in this capture: it was not made by `rankscope record`",
         "no metrics in this capture: record with `rankscope record`",
         "no output of the job in this capture",
-        "no samples of the host in this capture: record with `rankscope record --host`",
+        "no samples of the host in this capture: record with `rankscope record`",
     }
 
 

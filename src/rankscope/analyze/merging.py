@@ -9,8 +9,9 @@ import msgspec
 from rankscope.model.finding import Finding
 
 _COMPILING = ("X613", "X601")  # why a rank is late: it compiles
-_LATE = (*(f"X6{number:02}" for number in range(2, 18)), "X601")  # all causes, those with most evidence first
 _MACHINE = "X608"  # no rank is at fault
+# All causes, those with most evidence first.
+_LATE = (*(f"X6{number:02}" for number in (*range(2, 8), *range(9, 18))), "X601", _MACHINE)
 # What the same delay looks like in one source alone.
 _SIGNS = ("S201", "S202", "S203", "P303", "P304", "P322", "X601", "C402", "C413", "H105")
 _COMPILE_SIGNS = (*_SIGNS, "C401", "C409", "C410", "C411")
@@ -46,7 +47,8 @@ def _with_note(cause: Finding, same: Sequence[Finding]) -> Finding:
 def _is_sign(finding: Finding, cause: Finding) -> bool:
     """A note absorbs no warning, except that of a crowded machine: there a rank that is late is late by chance."""
     if cause.code == _MACHINE:
-        return finding.code in _MACHINE_SIGNS and (finding.evidence.cost_pct or 0) <= (cause.evidence.cost_pct or 0)
+        unlucky = cause.evidence.facts.get("late_ranks", ())
+        return finding.code in _MACHINE_SIGNS and bool(finding.ranks) and set(finding.ranks) <= set(unlucky)
     if cause.severity == "info" and finding.severity != "info":
         return False
     signs = _COMPILE_SIGNS if cause.code in _COMPILING else _SIGNS

@@ -85,7 +85,7 @@ class Slow(Dataset[torch.Tensor]):
         return self.length
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        deadline = time.perf_counter() + self.seconds / BATCH
+        deadline = time.perf_counter() + (self.seconds if index % BATCH == 0 else 0)
         while time.perf_counter() < deadline:
             sum(range(100))  # planted: loading
         return torch.randn(WIDTH)
@@ -180,7 +180,7 @@ def evaluating(options: Options, is_late: bool) -> None:
 
 
 def reading_results(options: Options, is_late: bool) -> None:
-    values = torch.randn(3000)
+    values = torch.randn(20_000)
 
     def act(step: int) -> None:
         if is_late:
@@ -189,12 +189,11 @@ def reading_results(options: Options, is_late: bool) -> None:
     train(options, act)
 
 
-def working_more(options: Options, is_late: bool) -> None:
-    size = 1500 if is_late else 200
-    first, second = torch.randn(size, 800), torch.randn(800, 800)
+def looping(options: Options, is_late: bool) -> None:
+    size = 600_000 if is_late else 60_000
 
     def act(step: int) -> None:
-        torch.mm(first, second)  # planted: longer
+        sum(number % 7 for number in range(size))  # planted: longer
 
     train(options, act)
 
@@ -261,7 +260,7 @@ CAUSES = {
     "evaluation": evaluating,
     "more": batching,
     "dtype": other_type,
-    "longer": working_more,
+    "longer": looping,
     "optimizer": stepping,
     "compile": compiling,
 }

@@ -105,8 +105,17 @@ def comm_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
             certain=(f"unmatched: {shown}",),
             facts={"n_unmatched": len(lost), "n_calls": n_expected, "n_without_group": int(is_nameless.sum())},
         ),
-        help="use torch 2.13 or newer, which numbers each call, and record the same steps on all ranks",
+        help="record the same steps on all ranks"
+        if _numbers_calls(trace)
+        else "use torch 2.13 or newer, which numbers each call, and record the same steps on all ranks",
     )
+
+
+def _numbers_calls(trace: Trace) -> bool:
+    """Whether the version that ran is the one that would be recommended."""
+    versions = [version for (version,) in trace.sql("SELECT DISTINCT torch FROM manifests").rows() if version]
+    numbers = [[int(word) for word in version.split(".")[:2] if word.isdecimal()] for version in versions]
+    return bool(numbers) and all(number >= [2, 13] for number in numbers)
 
 
 def _has_traced_partner(measures: Measures) -> Array:

@@ -51,8 +51,9 @@ _HELP = {
     "garbage-collection": "collect at the same step on all ranks: gc.disable() before the loop and gc.collect() every "
     "N steps; gc.freeze() after setup. To see each collection, record with with_stack=True and "
     "record_python_gc_info=True (experimental_config), and read with --stacks",
+    "range": "look at what this range does on this rank only; to see its lines, record with `rankscope record`",
     "sleeping": "find the sleep in this rank's loop: a retry, a poll, a rate limit",
-    "pause": "record with with_stack=True and run again with --stacks to see the line",
+    "pause": "record with `rankscope record`, which samples the line, or with with_stack=True and read with --stacks",
     "compile": "compile before the profiled steps, mark dynamic dimensions (torch._dynamo.mark_dynamic), use the same "
     "shapes on all ranks; TORCH_LOGS=recompiles says why",
     "slow-copies": "check this rank's copies: pinned memory, PCIe link width and generation, NUMA binding",
@@ -80,10 +81,10 @@ def late_rank(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: if step times vary a lot anyway, a rank is named only if it is later than chance explains:
     record more steps. The rank that others wait for may not have been traced. Peers are the members of the same
     collectives; if these do different work by design (a router, a parameter server), the one with the most work is
-    named. Host time with nothing recorded is attributed to garbage collection if it occurs only in some steps: other
-    things can stop Python too. On a host with more work than cores, ranks are late by chance: no rank is named if the
-    collector saw that it waited that long for a core. A delay in a single step is a note, not a warning. Without a
-    device, a delay of less than 4 ms per step without a cause may be the scheduler's, and is not reported.
+    named. Host time with nothing recorded is a pause: the trace does not say why. On a host with more work than cores,
+    ranks are late by chance: no rank is named if the collector saw that it waited that long for a core. A delay in a
+    single step is a note, not a warning. Without a device, a delay of less than 4 ms per step without a cause may be
+    the scheduler's, and is not reported.
     """
     late = late_ranks(trace)
     if late:
@@ -152,7 +153,7 @@ def _finding(trace: Trace, together: Sequence[Standing]) -> Finding:
         location=_location(trace, worst, reason),
         evidence=Evidence(
             certain=(*_when(trace, worst), *_work_lines(reason)),
-            likely=(_likely(reason),) if reason.cause not in ("unknown",) else (),
+            likely=(_likely(reason),) if reason.main else (),
             comparison=_comparison(worst, reason),
             cost_pct=100 * worst.share,
             cost_ns=int(worst.mean_cost_ns),
@@ -203,8 +204,8 @@ def _because(reason: LateCause, is_single: bool) -> str:
         "host-bound": f"{its} host is late, the device is idle",
         "slow-operators": f"{its} operators run {_percent_more(reason)} longer than the same ones elsewhere",
         "data-loading": f"{it} wait{verb} {longer} for data",
-        "garbage-collection": f"{its} host pauses, "
-        + ("in garbage collection" if reason.main != FREE else "probably for garbage collection"),
+        "garbage-collection": f"{its} host pauses, in garbage collection",
+        "range": f"{it} spend{verb} {_range_text(reason)}",
         "sleeping": f"{it} sleep{verb} {longer}",
         "pause": f"{its} host pauses {longer}, with nothing recorded",
         "compile": f"{it} compile{verb} {longer}",
@@ -212,6 +213,11 @@ def _because(reason: LateCause, is_single: bool) -> str:
         "unknown": "no single cause stands out",
     }
     return texts[reason.cause]
+
+
+def _range_text(reason: LateCause) -> str:
+    named = reason.named
+    return f"{format_duration(int(named.own_ns - named.peers_ns))} more in {named.name[:80]!r}" if named else ""
 
 
 def _percent_more(reason: LateCause) -> str:

@@ -17,6 +17,7 @@ from rankscope.analyze.comm.late_time import (
     WORKING,
     spending,
 )
+from rankscope.analyze.comm.named_ranges import NamedRange, named_range
 from rankscope.analyze.comm.stragglers import CLEARLY, Standing, standings_of
 from rankscope.analyze.comm.work import Work, compare_work
 from rankscope.analyze.metric import Selection, metric
@@ -38,6 +39,7 @@ _ON_HOST = {
     FREE: "pause",
 }
 UNKNOWN = "unknown"
+_WITHOUT_NAME = ("pause", "slow-operators", UNKNOWN)  # causes of which the job may have a name
 
 
 class Part(NamedTuple):
@@ -59,6 +61,7 @@ class LateCause(NamedTuple):
     late_ns: float  # per step in which it is late
     work: Work | None  # how its kernels or operators compare, where they are the reason
     is_regular: bool  # late in nearly all steps
+    named: NamedRange | None = None  # the job's own name for what takes longer
 
 
 def explain(trace: Trace, standing: Standing) -> LateCause:
@@ -79,9 +82,8 @@ def explain(trace: Trace, standing: Standing) -> LateCause:
         cause = "slow-copies"
     elif main == DEVICE_IDLE:
         cause = "host-bound"
-    elif main == FREE and not is_regular:
-        cause = "garbage-collection"
-    return LateCause(cause, main, parts, late_ns, work, is_regular)
+    named = named_range(trace, standing, peers, late_ns) if cause in _WITHOUT_NAME else None
+    return LateCause("range" if named else cause, main, parts, late_ns, work, is_regular, named)
 
 
 def _main_part(parts: Sequence[Part], late_ns: float) -> str:
@@ -120,7 +122,7 @@ def late_causes(trace: Trace, selection: Selection) -> Table:
     The cause is the part with the largest excess over the median peer, if that is at least 40% of the delay. Device
     idle time is traced back to the host. Longer computation counts as more work if the number of kernels or their
     blocks (on the host: the elements of the operators' inputs) explain at least half of it; otherwise the kernels are
-    slower. Host time with nothing recorded is attributed to garbage collection if it occurs only in some steps.
+    slower. Where a range that the job itself named (record_function) takes longer by as much, the cause is that range.
     """
     rows = []
     for standing in standings_of(trace):

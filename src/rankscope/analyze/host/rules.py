@@ -14,6 +14,7 @@ from rankscope.model.tables import Trace
 
 _MIN_LAUNCHES = 50  # per rank: fewer say nothing about a training loop
 _MAX_SHOWN = 3
+_REPEATED = 2
 _NOTABLE_BLOCKED_PCT = 10.0
 _MIN_DELAY_NS = 100_000  # a kernel begins 2 to 10 us after its launch; the first after a pause some tens of them
 # Numbers of consecutive calls of a thread lie this close, calls that profilers leave out included. Where they lie
@@ -188,7 +189,7 @@ def launch_delay(trace: Trace) -> Iterator[Finding | Effect]:
                 FROM kernels WHERE call_id IS NOT NULL) AS k USING (file_id, rank, kernel_id)
             WHERE g.cause = 'device' AND g.delay_ns > {_MIN_DELAY_NS} AND k.n_between <= {_MAX_CALLS_BETWEEN}""",
     )
-    if losses is None:
+    if losses is None or losses.ranks[0].n < _REPEATED:  # one kernel may be late for any reason
         return
     worst = losses.ranks[0]
     yield _finding(

@@ -77,7 +77,7 @@ class Crowding(NamedTuple):
     lost_ns: int
     span_ns: int
     n_calls: int
-    ranks: tuple[int, ...]  # that were delayed, most first
+    ranks: tuple[int, ...]  # that are late for this reason most of the time
 
     @property
     def share(self) -> float:
@@ -135,6 +135,7 @@ def _find(trace: Trace) -> _Found:
     edges = np.flatnonzero(np.diff(calls.key[order], prepend=-1))
     events: list[_Event] = []
     shared: dict[int, int] = defaultdict(int)
+    gross: dict[int, int] = defaultdict(int)
     crowded: dict[int, int] = defaultdict(int)
     n_crowded = 0
     for rows in np.split(order, edges[1:]) if len(order) else ():
@@ -149,14 +150,15 @@ def _find(trace: Trace) -> _Found:
         own_ns = int(calls.joined[last] - calls.begin[last])
         if late_ns < _MIN_LATE_NS or own_ns < _OWN_SHARE * late_ns:
             continue
-        waited_ns = min(cores.before(calls, last), late_ns)
+        waited_ns, unlucky_ns = cores.before(calls, last)
+        gross[int(calls.rank[last])] += late_ns
         if waited_ns >= _OWN_SHARE * late_ns:
             crowded[int(calls.rank[last])] += late_ns
             n_crowded += 1
-        if late_ns - waited_ns >= _MIN_LATE_NS:
+        if late_ns - unlucky_ns >= _MIN_LATE_NS:
             place = int(calls.place[last])
-            events.append(_Event(int(calls.rank[last]), place, late_ns, late_ns - waited_ns, rows))
-    ranks = tuple(sorted(crowded, key=lambda rank: -crowded[rank]))
+            events.append(_Event(int(calls.rank[last]), place, late_ns, late_ns - unlucky_ns, rows))
+    ranks = tuple(sorted(rank for rank in crowded if crowded[rank] >= _OWN_SHARE * gross[rank]))
     span = _span(calls, calls.is_training)
     return _Found(calls, tuple(events), shared, Crowding(sum(crowded.values()), span, n_crowded, ranks))
 
@@ -176,14 +178,14 @@ class _Waits:
         shares = [float(waited[-1]) / max(float(ran[-1]), 1.0) for ran, waited in self._sums.values()]
         self._usual = float(np.median(shares)) if shares else 0.0
 
-    def before(self, calls: _Calls, row: int) -> int:
-        """In the rank's own time before the call, beyond what is usual for as much time on a core."""
+    def before(self, calls: _Calls, row: int) -> tuple[int, int]:
+        """In the rank's own time before the call; and beyond what is usual for as much time on a core."""
         rank, ahead = int(calls.rank[row]), int(calls.ahead[row])
         if rank not in self._sums:
-            return 0
+            return 0, 0
         span = [calls.begin[row] + ahead, calls.joined[row] + ahead]
         ran, waited = (float(np.diff(np.interp(span, self._times[rank], sums))[0]) for sums in self._sums[rank])
-        return max(int(waited - self._usual * ran), 0)
+        return int(waited), max(int(waited - self._usual * ran), 0)
 
 
 def _read(trace: Trace) -> _Calls:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rankscope.analyze.late.arrivals import crowding_of
 from rankscope.analyze.registry import rule
-from rankscope.model.finding import Evidence, Finding, count_noun, format_duration, ranks_phrase
+from rankscope.model.finding import Evidence, Finding, count_noun, format_duration
 from rankscope.model.tables import Trace
 
 _MIN_SHARE = 0.10  # of the job's time
@@ -78,14 +78,20 @@ def too_few_cores(trace: Trace) -> Iterator[Finding]:
         title=f"ranks wait {100 * crowding.share:.0f}% of the time for one that has no free core: {why}",
         evidence=Evidence(
             certain=(
-                f"{ranks_phrase(sorted(crowding.ranks))} had to wait for a core before "
-                f"{count_noun(crowding.n_calls, 'collective')}, which cost {format_duration(crowding.lost_ns)}",
+                f"before {count_noun(crowding.n_calls, 'collective')} the last rank had to wait for a core, which cost "
+                f"{format_duration(crowding.lost_ns)}",
                 f"{threads:,} compute threads of {count_noun(n_ranks, 'rank')} share {count_noun(cores, 'core')}",
                 *((f"other processes did {100 * others:.0f}% of the machine's work",) if others >= _OTHERS else ()),
             ),
             cost_pct=100 * crowding.share,
             cost_ns=crowding.lost_ns // max(crowding.n_calls, 1),
-            facts={"n_cores": cores, "n_threads": threads, "n_ranks": n_ranks, "others": round(others, 3)},
+            facts={
+                "n_cores": cores,
+                "n_threads": threads,
+                "n_ranks": n_ranks,
+                "others": round(others, 3),
+                "late_ranks": list(crowding.ranks),
+            },
         ),
         help=fix if is_own else "move other processes off this machine, or start fewer ranks on it",
     )

@@ -39,6 +39,7 @@ _N_TASKS = 3  # the busiest ones
 _FLUSH_SECONDS = 2.0
 _BYTES_PER_SECOND = (5 << 20) / 3600
 _START_BYTES = 1 << 20  # free for the first minutes
+_SHARE_OF_MARKS = 0.3  # of these bytes: marks of short steps must not take the place of samples
 _SLOWEST_SECONDS = 5.0
 _JOIN_SECONDS = 5.0
 _OURS = "rankscope"  # the names of our threads begin so
@@ -60,7 +61,7 @@ class Host(Part):
         self._began = self._step_began = time.monotonic()
         self._steps: list[float] = []
         self._usual = 0.0
-        self._n_fast = self._n_samples = 0
+        self._n_fast = self._n_samples = self._mark_bytes = 0
         self._before = (0, 0, 0)  # counters of the last sample
         self._ran: dict[int, int] = {}  # time on a core of the other threads, by their number in the kernel
         self._next_second = self._next_tasks = 0.0
@@ -133,8 +134,8 @@ class Host(Part):
     def _pause(self, now: float) -> float:
         allowed = _START_BYTES + (now - self._began) * _BYTES_PER_SECOND
         excess = self._file.n_bytes - allowed
-        shortest = self.marks.shortest_ns
-        self.marks.shortest_ns = min(2 * shortest, LONGEST_SHORT_NS) if excess > 0 else max(shortest // 2, SHORTEST_NS)
+        shortest, has_many = self.marks.shortest_ns, self._mark_bytes > _SHARE_OF_MARKS * allowed
+        self.marks.shortest_ns = min(2 * shortest, LONGEST_SHORT_NS) if has_many else max(shortest // 2, SHORTEST_NS)
         if excess > 0:  # as long as it takes until there is room for the next ones
             return min(max(_SECONDS, excess / _BYTES_PER_SECOND), _SLOWEST_SECONDS)
         due = max(_OVERDUE * self._usual, self._usual + _OVERDUE_SECONDS)
@@ -220,6 +221,7 @@ class Host(Part):
         named = [_line("stack", [number, frames.texts(stack)]) for number, stack in stacks]
         named += [_line("wait", list(wait)) for wait in waits]
         marks = [_line("mark", list(mark)) for mark in self.marks.take()]
+        self._mark_bytes += sum(map(len, marks))
         problem = self._file.append([*named, *lines, *marks])
         if problem:
             self.run.problem(self.NAME, f"{self._name} has a gap: {problem}", "free disk space")
