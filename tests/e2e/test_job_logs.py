@@ -125,11 +125,11 @@ def test_torchrun_and_its_log_folder(tmp_path: Path) -> None:
 
 def test_two_restarts_are_three_verdicts(tmp_path: Path) -> None:
     """The same failure each time: that it will come back is certain then."""
-    options = ("--nproc-per-node", "2", "--master-port", free_port(), "--max-restarts", "2", "--tee", "3")
-    options = (*options, "--log-dir", str(tmp_path / "logs"))
+    options = ("--nproc-per-node", "2", "--master-port", free_port(), "--max-restarts", "2")
+    kept = ("--tee", "3", "--log-dir", str(tmp_path / "logs"))
     console = tmp_path / "console.log"
     script = str(JOBS / "logged.py")
-    console.write_text(launched("-m", "torch.distributed.run", *options, script, "early", str(CULPRIT)))
+    console.write_text(launched("-m", "torch.distributed.run", *options, *kept, script, "early", str(CULPRIT)))
     for path in (console, tmp_path / "logs"):
         verdicts = hang_findings(path)
         assert [(finding.code, finding.ranks) for finding in verdicts] == [("H130", (CULPRIT,))] * 3
