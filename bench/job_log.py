@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rankscope.read.files import Source
-from rankscope.read.job_log import JobLog
+from rankscope.read.job_log_scan import JobLog
 
 LINE = "[rank{rank}]: step {step:>8} | loss {loss:.4f} | lr 3.00e-04 | 18,204 tokens/s | gradient norm 1.02 | epoch 1\n"
 

@@ -26,7 +26,8 @@ def test_the_first_finding_has_rank_cause_and_line(code: str, tmp_path: Path) ->
     late_jobs.write(tmp_path, SCENES[code])
     report = judged(tmp_path)
     first = report.findings[0]
-    assert (first.code, first.ranks, first.severity) == (code, (LATE,), "warning")
+    culprits = () if code == "X608" else (LATE,)  # there the machine is at fault
+    assert (first.code, first.ranks, first.severity) == (code, culprits, "warning")
     if code not in ("X607", "X608"):  # these slow down every line
         line = FORWARD if code == "X609" else PLANTED
         assert first.location == Location(FILE, line, "train")

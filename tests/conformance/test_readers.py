@@ -30,7 +30,8 @@ LOGS = {"host_samples", "compile_log", "torch_logs", "thread_stacks", "metrics",
 LOGS |= {"job_log"}
 FILE_ID = 7
 
-_READERS = {getattr(reader, "__name__", "").removeprefix("rankscope.read."): reader for reader in own_readers()}
+_UNLOADED = {unloaded.module.removeprefix("rankscope.read."): unloaded for unloaded in own_readers()}
+_READERS = {name: unloaded.load() for name, unloaded in _UNLOADED.items()}
 SAMPLES = [(name, path) for name in _READERS for path in sorted((DATA / name).glob("*")) if path.is_file()]
 each_reader = pytest.mark.parametrize("reader", _READERS.values(), ids=list(_READERS))
 each_sample = pytest.mark.parametrize(("name", "path"), SAMPLES, ids=[f"{name}/{path.name}" for name, path in SAMPLES])
@@ -90,6 +91,17 @@ def test_a_sample_is_recognised_by_its_content_under_any_name(name: str, path: P
 @each_recognisable
 def test_foreign_files_are_not_claimed(reader: Reader, content: bytes) -> None:
     assert not reader.sniff(content, "holiday/notes.dat")
+
+
+@each_sample
+def test_what_a_reader_takes_has_its_marks(name: str, path: Path) -> None:
+    source = source_of(path)
+    head = source.head()
+    starts = [head[: round(len(head) * part / 64)] for part in range(65)] + [head.replace(b"\n", b"\r\n"), b"\n" + head]
+    names = (source.shown, source.shown.upper(), "other.bin")
+    taken = [(start, shown) for start in starts for shown in names if _READERS[name].sniff(start, shown)]
+    assert taken
+    assert all(_UNLOADED[name].may_take(start, shown) for start, shown in taken)
 
 
 @each_sample

@@ -27,6 +27,9 @@ CAUSES = {
     "lock": "X606",
     "python-lock": "X607",
     "longer": "X609",
+    "more": "X614",
+    "dtype": "X615",
+    "evaluation": "X616",
     "extra": "X610",
     "optimizer": "X611",
     "compile": "X613",
@@ -43,10 +46,10 @@ class Outcome(NamedTuple):
 
 
 def record(folder: Path, cause: str, *options: str) -> Path:
-    """As `rankscope record --host` does."""
+    """As `rankscope record` does."""
     folder.mkdir(parents=True)
     traces, port = folder / "traces", free_port()
-    settings = Settings(folder=str(traces), run_id=folder.name, host=True)
+    settings = Settings(folder=str(traces), run_id=folder.name)
     ranks = []
     for rank in map(str, range(N_RANKS)):
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(N_RANKS), "MASTER_PORT": port}

@@ -17,7 +17,7 @@ from source_tree import ROOT, SourceFile, on_every_file, source_files
 from rankscope.errors import RankscopeError
 from rankscope.model import parts
 from rankscope.model.parts import Catalogue, own_modules
-from rankscope.read import other_readers
+from rankscope.read import other_readers, own_readers
 from rankscope.simulate import Fault, JobSpec, Mesh, simulate
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -182,12 +182,13 @@ def _decorators(node: ast.AST) -> list[ast.Call]:
 
 def test_a_small_dump_loads_no_analysis_that_it_does_not_need(tmp_path: Path) -> None:
     simulate(JobSpec(Mesh(dp=2)), Fault("stuck", rank=1)).write(tmp_path)
-    script = (
-        "import sys; from rankscope.cli import main; main(); "
-        "print(*sorted(name for name in sys.modules if name.startswith('rankscope.analyze.')))"
-    )
+    script = "import sys; from rankscope.cli import main; main(); print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=300, check=True
     )
-    rooms = {name.split(".")[2] for name in done.stdout.splitlines()[-1].split() if name.count(".") > 2}
+    loaded = set(done.stdout.splitlines()[-1].split())
+    rooms = {name.split(".")[2] for name in loaded if name.startswith("rankscope.analyze.") and name.count(".") > 2}
     assert rooms == {"hangs"}
+    readers = {unloaded.module for unloaded in own_readers()} & loaded
+    assert readers == {"rankscope.read.flight_recorder", "rankscope.read.manifest"}
+    assert not loaded & {"http.client", "ssl", "numpy.ma", "duckdb"}

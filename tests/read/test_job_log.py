@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import gzip
-import json
-import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from analyze.log_texts import closed, failed, traceback
-from rankscope.read import job_log
-from rankscope.read.files import Source
 from rankscope.simulate.job_log import LogJob, text_of
+from read.log_events_of import events, one
 
 WATCHDOG = (
     "[rank3]:[E1118 10:10:00.123456789 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation "
     "timeout: WorkNCCL(SeqNum=17, OpType=ALLREDUCE, NumelIn=8192, NumelOut=8192, Timeout(ms)=600000) ran for 600020 "
     "milliseconds before timing out.\n"
 )
-WRITTEN_S = 1_795_000_000  # 18 November 2026
-
-
-def events(path: Path, content: bytes | str) -> list[dict[str, Any]]:
-    data = content.encode() if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    os.utime(path, (WRITTEN_S, WRITTEN_S))
-    source = Source(path, str(path), len(data), file_id=0)
-    rows = [row for table in job_log.in_output(source) for row in table.rows()]
-    return [{**row, "fields": json.loads(row["fields"])} for row in rows if row["kind"] != "last-output"]
-
-
-def one(path: Path, content: bytes | str) -> dict[str, Any]:
-    [event] = events(path, content)
-    return event
 
 
 def test_a_watchdog_line_has_its_numbers_time_and_global_rank(tmp_path: Path) -> None:

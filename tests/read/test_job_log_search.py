@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rankscope.read.job_log import WORDS
+from rankscope.read.job_log_scan import WORDS
 from rankscope.read.job_log_search import WordSearch
 
 

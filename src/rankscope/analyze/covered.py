@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
 from rankscope.analyze.manifests import nodes_of
 from rankscope.analyze.measured import measured
 from rankscope.model.finding import Capture, NodeRef, WorldRef
-from rankscope.model.tables import SCHEMA, Trace
+from rankscope.model.tables import SCHEMA, Trace, distinct
 
 _NOT_OF_THE_JOB = ("ignored", "other-world")  # files.status of what is not counted
 
@@ -67,7 +66,7 @@ def _present_ranks(trace: Trace) -> set[int]:
     """The ranks that any source has something of, sources of other packages included."""
     sources = (spec for spec in SCHEMA.values() if spec.is_source and spec.storage == "memory")
     tables = [trace.table(spec.name) for spec in sources if "rank" in spec.kinds]
-    return {rank for table in tables for rank in np.unique(table.array("rank")).tolist() if rank >= 0}
+    return {rank for table in tables for rank in distinct(table.array("rank")).tolist() if rank >= 0}
 
 
 def _steps(trace: Trace) -> tuple[int, int | None]:

@@ -87,13 +87,13 @@ def _hangs_by_itself(world: Judged, held: Mapping[int, Held]) -> bool:
 
 def _outside_waits(world: Judged) -> dict[int, Held]:
     """By its place in the list, each finding whose ranks wait for another process by their stacks."""
-    candidates = [place for place, finding in enumerate(world.findings) if finding.rule in _LOOKS_STUCK]
+    candidates = [number for number, finding in enumerate(world.findings) if finding.rule in _LOOKS_STUCK]
     waits = outside_waits(world.trace) if candidates else {}
     held = {}
-    for place in candidates:
-        ranks = world.findings[place].ranks or tuple(sorted(waits))
+    for number in candidates:
+        ranks = world.findings[number].ranks or tuple(sorted(waits))
         if ranks and all(rank in waits for rank in ranks):
-            held[place] = Held(ranks, _where([waits[rank] for rank in ranks]), None)
+            held[number] = Held(ranks, _where([waits[rank] for rank in ranks]), None)
     return held
 
 
@@ -111,7 +111,7 @@ def _shared_waits(world: Judged, worlds: Sequence[Judged]) -> dict[int, Held]:
     members. Groups that a world makes for itself have numbers or hashes, or their members are known.
     """
     held = {}
-    for place, finding in enumerate(world.findings):
+    for number, finding in enumerate(world.findings):
         group, call = finding.group, finding.collective
         if finding.rule not in _LOOKS_WHOLE or not group or not call or not group.inferred or group.name.isdigit():
             continue
@@ -120,7 +120,7 @@ def _shared_waits(world: Judged, worlds: Sequence[Judged]) -> dict[int, Held]:
             if newest is not None and newest < call.seq:
                 are = "is" if len(group.ranks) == 1 else "are"
                 joined = f"{ranks_phrase(group.ranks)} {are} waiting in {call.op} of group {group.name}"
-                held[place] = Held(group.ranks, f"{joined}, which {other.name} has not called", other)
+                held[number] = Held(group.ranks, f"{joined}, which {other.name} has not called", other)
     return held
 
 

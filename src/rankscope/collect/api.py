@@ -143,8 +143,8 @@ def _begin(wanted: Settings, undo: list[Callable[[], object]]) -> Run:
     undo.append(_set_environment(wanted))
     importlib.import_module("torch")
     who = startup.identity()
-    place = folders.claim_rank(base, who.rank, folders.restart_count())
-    run = Run(dataclasses.replace(wanted, folder=str(place)))
+    folder = folders.claim_rank(base, who.rank, folders.restart_count())
+    run = Run(dataclasses.replace(wanted, folder=str(folder)))
     about = {
         "id": run_id,
         "command": manifest.telling_command(sys.orig_argv),

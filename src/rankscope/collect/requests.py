@@ -71,28 +71,28 @@ class Requests(Part):
         return str(request.get("id", ""))[:100], str(request.get("by", ""))[:100]
 
 
-def ask(place: Path, by: str = "rankscope snapshot") -> str:
+def ask(folder: Path, by: str = "rankscope snapshot") -> str:
     """Asks all ranks that write into this folder for a dump; returns what they answer with. OSError: it cannot."""
     name = uuid.uuid4().hex
-    partial = manifest.unique_beside(place / NAME)
+    partial = manifest.unique_beside(folder / NAME)
     try:
         partial.write_text(json.dumps({"id": name, "by": by, "time_ns": time.time_ns()}) + "\n", encoding="utf-8")
-        os.replace(partial, place / NAME)
+        os.replace(partial, folder / NAME)
     finally:
         partial.unlink(missing_ok=True)
     return name
 
 
-def take_back(place: Path) -> None:
+def take_back(folder: Path) -> None:
     """Removes the request: no rank needs it any more."""
-    (place / NAME).unlink(missing_ok=True)
+    (folder / NAME).unlink(missing_ok=True)
 
 
-def wait_for_answers(place: Path, name: str, seconds: float) -> None:
+def wait_for_answers(folder: Path, name: str, seconds: float) -> None:
     """Until all ranks of this host that still run have written their dumps, or for so long."""
     deadline, host = time.monotonic() + seconds, socket.gethostname()
     while time.monotonic() < deadline:
-        parts = [part for part in manifest.read_parts(place) if part.get("host") == host]
+        parts = [part for part in manifest.read_parts(folder) if part.get("host") == host]
         if all(_has_answered(part, name) for part in parts):
             return
         time.sleep(_POLL_SECONDS)

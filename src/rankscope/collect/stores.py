@@ -16,6 +16,6 @@ def own_connection(store: Any, seconds: float = ANSWER_SECONDS) -> Any:
     """
     if not hasattr(store, "clone"):
         return store
-    own = store.clone()
-    own.set_timeout(datetime.timedelta(seconds=seconds))
-    return own
+    clone = store.clone()
+    clone.set_timeout(datetime.timedelta(seconds=seconds))
+    return clone

@@ -92,7 +92,7 @@ def _keep_profiles_only(trace: Trace, folder: str, paths: Sequence[str]) -> None
     others = [
         file_id
         for file_id, path in file_paths(trace).items()
-        if _is_below(_on_disk(path), folder) and not any(_is_below(_on_disk(path), own) for own in paths)
+        if _is_below(_on_disk(path), folder) and not any(_is_below(_on_disk(path), given) for given in paths)
     ]
     for spec in EXECUTION_TABLES:
         if spec.name in trace.tables:

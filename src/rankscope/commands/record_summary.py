@@ -41,7 +41,7 @@ def summary_lines(folder: Path, with_problems: bool) -> Iterator[str]:
     for what, sizes in kinds.items():
         counts = f"{count_noun(len(sizes), 'rank')}, {count_noun(n_files[what], 'file')}"
         yield f"  {what.replace('_', ' '):{width}}  {counts}, {_size(sum(sizes.values()))}"
-    n_places = sum(any(place.glob("manifest.d/*.json")) for place in folders.places(folder))
+    n_places = sum(any(attempt.glob("manifest.d/*.json")) for attempt in folders.places(folder))
     if n_places > 1:
         yield f"  ranks were started {n_places} times: the later ones are in attempt_1, ..."
     if with_problems:

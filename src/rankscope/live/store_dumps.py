@@ -30,11 +30,11 @@ def make_dumps(groups: Sequence[TrackedGroup], time_ns: int) -> dict[int, Dump]:
         if not tracked.group.ranks:
             continue
         entries = []
-        for place in _told_of(tracked):
-            rank, name = tracked.group.ranks[place], tracked.group.name
+        for member in _told_of(tracked):
+            rank, name = tracked.group.ranks[member], tracked.group.name
             if name not in numbers[rank]:
                 numbers[rank][name] = len(numbers[rank])
-                entries += _add_rank(dumps[rank], tracked, place, numbers[rank][name], time_ns)
+                entries += _add_rank(dumps[rank], tracked, member, numbers[rank][name], time_ns)
         _add_members(dumps, tracked)
         _drop_uneven_shapes(entries)
     for dump in dumps.values():
@@ -86,14 +86,14 @@ def _add_members(dumps: dict[int, Dump], tracked: TrackedGroup) -> None:
     """Adds the members to the dump of one rank that called in the group, and of those that did not."""
     group, members = tracked.group, _told_of(tracked)
     config = {"name": group.name, "desc": group.desc, "ranks": str(list(group.ranks))}
-    for place in (*members[:1], *members[len(tracked.members) :]):
-        dumps[group.ranks[place]]["pg_config"][group.name] = config
+    for member in (*members[:1], *members[len(tracked.members) :]):
+        dumps[group.ranks[member]]["pg_config"][group.name] = config
 
 
-def _add_rank(dump: Dump, tracked: TrackedGroup, place: int, pg_id: int, time_ns: int) -> list[dict[str, Any]]:
+def _add_rank(dump: Dump, tracked: TrackedGroup, group_rank: int, pg_id: int, time_ns: int) -> list[dict[str, Any]]:
     """Adds a rank's progress in the group, and its latest call there, if it made one."""
-    group, detail = tracked.group, tracked.details.get(place)
-    member = tracked.members.get(place)
+    group, detail = tracked.group, tracked.details.get(group_rank)
+    member = tracked.members.get(group_rank)
     # Sequence numbers count from 1: who never joined is known to stand at 0.
     last, finished = (member.seq, member.last_finished) if member else (0, 0)
     if detail:

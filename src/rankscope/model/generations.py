@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.model.tables import Array, Table
+from rankscope.model.tables import Array, Table, distinct
 
 
 class Life(NamedTuple):
@@ -44,7 +44,7 @@ def own_generations(calls: Table, process: Array) -> Array:
 def _settled_ids(calls: Table, owner: Array, pg_id: Array) -> Array:
     """One number per group if two recorders gave it two: the calls then continue counting from one to the other."""
     n_ids = int(pg_id.max(initial=0)) + 1
-    groups = np.unique(owner * n_ids + pg_id)
+    groups = distinct(owner * n_ids + pg_id)
     owners, counts = np.unique(groups // n_ids, return_counts=True)
     is_counted = ~calls.array("is_p2p") & ~calls.text("role").equals("member")
     settled = pg_id
@@ -66,7 +66,7 @@ def _restarts(calls: Table, group: Array) -> Array:
     is_oldest = np.zeros(len(calls), np.bool_)
     is_oldest[numbered[np.unique(group[numbered], return_index=True)[1]]] = True
     # The first numbers after others, of which the ring may have kept only the later ones; hardly ever there.
-    for suspect in np.unique(group[is_counted & (seq <= 1) & ~is_oldest]).tolist():
+    for suspect in distinct(group[is_counted & (seq <= 1) & ~is_oldest]).tolist():
         rows = np.flatnonzero(group == suspect)
         counted = rows[is_counted[rows]]
         falls = np.append(False, (seq[counted][1:] <= 1) & (seq[counted][:-1] > 1))

@@ -23,7 +23,7 @@ _DECORATORS = ("\n@rule(", "\n@table(", "\n@metric(", "\n@view(")
 _DECORATOR = re.compile(r"^@(rule|table|metric|view)\(", re.MULTILINE)
 _FUNCTION = re.compile(r"^def (\w+)\(", re.MULTILINE)
 _NAMES = ("\nNAME = ", "\nEXTENSION = ", "\nTABLES")
-_NAME = re.compile(r"""^(NAME|EXTENSION|ORDER) = (?:"([\w.-]+)"|(\d+))|^(TABLES)\b.* = """, re.MULTILINE)
+_NAME = re.compile(r"""^(NAME|EXTENSION|ORDER|MARKS) = (?:"([\w.-]+)"|(\d+|\(.*\)$))|^(TABLES)\b.* = """, re.MULTILINE)
 
 _UNINSTALL = "install another version of its package, or uninstall it"
 Value = TypeVar("Value")
@@ -47,7 +47,7 @@ class Module(NamedTuple):
 
     name: str
     declared: tuple[Declared, ...]
-    names: Mapping[str, str]  # NAME and ORDER of a reader, EXTENSION of an output, TABLES of another package
+    names: Mapping[str, str]  # NAME, ORDER and MARKS of a reader, EXTENSION of an output, TABLES of another package
 
 
 Entry = tuple[str, str, Value]  # name, the module that it is in, and the part

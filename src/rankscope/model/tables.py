@@ -63,6 +63,14 @@ _ALL_TABLES = (
 SCHEMA: dict[str, TableSpec] = {table.name: table for table in _ALL_TABLES}
 
 
+def distinct(numbers: Array) -> Array:
+    """The different numbers in order, as np.unique has them. (numpy's own imports all of numpy.ma.)"""
+    ordered: Array = np.sort(numbers)
+    is_first: Array = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
+    result: Array = ordered[is_first]
+    return result
+
+
 class Text:
     """A text column: integer codes into a list of distinct values, so that 2 million rows cost 4 bytes each."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.model.tables import MISSING, Array, Table, Text
+from rankscope.model.tables import MISSING, Array, Table, Text, distinct
 from rankscope.read.stale_dumps import MAX_APART_NS
 from rankscope.read.two_recorders import OWN
 
@@ -46,7 +46,7 @@ class _Dump:
 def join_backends(tables: dict[str, Table]) -> dict[int, int]:
     """Merges the dumps of one process, in every table. Returns file -> file that replaces it."""
     ranks = tables["ranks"]
-    if "collectives" not in tables or len(np.unique(ranks.array("rank"))) == len(ranks):
+    if "collectives" not in tables or len(distinct(ranks.array("rank"))) == len(ranks):
         return {}
     processes = list(_processes(tables))
     if not processes:

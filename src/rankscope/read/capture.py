@@ -21,7 +21,6 @@ from rankscope.read.batches import Claim as Claim
 from rankscope.read.batches import plan_batches
 from rankscope.read.border import CPU_S, OverBudget, cpu_budget, read_bounded, sniffs
 from rankscope.read.cache import entry_name, is_stored, root_of
-from rankscope.read.desync import reported_ranks
 from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
 from rankscope.read.in_processes import limited_memory, read_in_processes
 from rankscope.read.manifest import drop_parts
@@ -105,7 +104,10 @@ def read_capture(paths: Sequence[str], options: Options) -> Trace:
                 rows.append(_file_row(source, reader, "read"))
             if options.progress is not None:
                 options.progress(done, len(claims), "reading")
-        merger.add(reported_ranks(merger.parts))
+        if "desync_states" in merger.parts:
+            from rankscope.read.desync import reported_ranks  # with all that reads texts, which few captures need
+
+            merger.add(reported_ranks(merger.parts))
         trace = Trace(shown, merger.tables(), parts)
     _finish_files(trace, rows, options.capture)
     if not any(trace.has(spec.name) for spec in SCHEMA.values() if spec.is_source):
@@ -127,7 +129,7 @@ def _without_collector() -> Iterator[None]:
 
 def _claim(files: Sequence[Source], options: Options) -> tuple[list[Claim], list[Row]]:
     """Asks the readers, in their order, which file is theirs."""
-    readers, prefix = own_readers(), options.prefix
+    prefix = options.prefix
     claimed: list[tuple[Source, Reader]] = []
     rows: list[Row] = []
     candidates: list[Source] = []
@@ -147,7 +149,7 @@ def _claim(files: Sequence[Source], options: Options) -> tuple[list[Claim], list
             rows.append(_file_row(named, "", "damaged", head.message, head.hint))
             continue
         try:
-            reader = _reader_of(head, named, readers)
+            reader = _reader_of(head, named)
         except BadFileError as error:
             rows.append(_file_row(named, "", "damaged", error.message, error.hint))
             continue
@@ -192,11 +194,14 @@ def _n_jobs(options: Options) -> int:
     return options.jobs or os.cpu_count() or 1
 
 
-def _reader_of(head: bytes, source: Source, readers: Sequence[Reader]) -> Reader | None:
-    for reader in readers:
-        if sniffs(reader, head, source):
-            return reader
-    return next((reader for reader in other_readers() if sniffs(reader, head, source)), None)
+def _reader_of(head: bytes, source: Source) -> Reader | None:
+    for readers in (own_readers, other_readers):
+        for unloaded in readers():
+            if unloaded.may_take(head, source.shown):
+                reader = unloaded.load()
+                if sniffs(reader, head, source):
+                    return reader
+    return None
 
 
 def _read_all(claims: Sequence[Claim], options: Options) -> Iterator[Result]:

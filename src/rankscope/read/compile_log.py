@@ -22,6 +22,7 @@ from rankscope.read.log_times import LineClock
 from rankscope.read.plain_logs import PlainLog, plain_log
 
 NAME = "compile_log"
+MARKS = ('] {"', "dedicated_log_torch_trace_")
 
 _HEADER = re.compile(rb"(?m)^(?:\[\w+\]:\s?)?[VIWEC]\d{4} \d\d:\d\d:\d\d.\d{6} \d+ ?[^\n]*?:\d+\] \{\"")
 _ANY_RANK = re.compile(r"(?:rank[_-]?|^torch_logs_)(\d{1,9})(?!\d)", re.IGNORECASE)

@@ -20,6 +20,7 @@ from rankscope.read.files import Source
 from rankscope.read.recorder_entries import entry_columns
 
 NAME = "desync"
+MARKS = ("rankscope desync report, ", "] Timeout at collective: ")
 CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it again if the original is complete"
 P2P_OPS = {"SEND": "send", "RECV": "recv", "RECVANYSOURCE": "recv"}
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from rankscope.errors import BadFileError
-from rankscope.read.download import download, is_download
 from rankscope.read.given_paths import exists, matching, natural_key
 from rankscope.read.remote import RemoteFile, RemoteStream, find_remote, is_url, located
 from rankscope.read.unpacking import is_packed, unpacked
@@ -159,7 +158,7 @@ def find_sources(
     for given in paths:
         where = located(given)
         if is_url(where) and not exists(where):
-            files, failed = _downloaded(where, progress) if is_download(where) else _remote_sources(where)
+            files, failed = _at_address(where, progress)
             sources += files
             unreadable += failed
             continue
@@ -182,10 +181,14 @@ def _local_sources(path: Path) -> tuple[list[Source], list[Unreadable]]:
     return sources, failed
 
 
-def _downloaded(url: str, progress: Callable[[int, int, str], None] | None) -> tuple[list[Source], list[Unreadable]]:
-    """As if the file lay here, under the name of its address."""
+def _at_address(url: str, progress: Callable[[int, int, str], None] | None) -> tuple[list[Source], list[Unreadable]]:
+    """What can be downloaded as if it lay here, under the name of its address."""
     import tempfile
 
+    from rankscope.read.download import download, is_download  # with http and ssl, which few captures need
+
+    if not is_download(url):
+        return _remote_sources(url)
     copy = download(url, Path(tempfile.mkdtemp(dir=_scratch_folder().name)), progress)
     sources, failed = _local_sources(copy.path)
     here = str(copy.path)

@@ -15,6 +15,7 @@ from rankscope.read.files import Source
 from rankscope.read.recorder_shapes import is_user_frame
 
 NAME = "host_samples"
+MARKS = ("rankscope.host/",)
 
 _SCHEMA = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.host/')
 _CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it again if the original is complete"

@@ -11,24 +11,30 @@ from typing import NamedTuple
 from rankscope.model.tables import MISSING
 
 _NUMBER = r"(\d{1,9})"
-_DATE = r"(?P<date>\d{4}-\d\d-\d\d)[T_ -](?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<zone>Z|[+-]\d\d:?\d\d)?"
+_DATE = (
+    r"(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T_ -](?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ?(?P<zone>Z\b|UTC|[+-]\d\d:?\d\d)?"
+)
 # Each is peeled off the left end of the line, in any order and number: they stack.
 _RFC3339 = re.compile(rf"{_DATE}(?: (?:stdout|stderr) [FP])? ?")
-_BRACKETED = re.compile(rf"\[{_DATE}(?: [A-Z]{{2}}\d[^\]\s]{{0,40}})?\] ?")
+_BRACKETED = re.compile(rf"\[{_DATE}(?: [A-Z]{{2}}\d[^\]]{{0,40}})?\] ?")
 _TASK = re.compile(r"\s{0,6}(?P<task>\d{1,6}): ")
 _TEE = re.compile(r"\[(?!rank)[A-Za-z_]{1,40}(?P<local>\d{1,9})\]: ?")
 _RANK = re.compile(r"\[rank(?P<rank>\d{1,9})\]: ?")
 _NAMED = re.compile(r"\[(?:rank: |RANK )(?P<rank>\d{1,9})\] ?")
+_DEEPSPEED = re.compile(r"\[[A-Z]{4,8}\] \[[\w.]{1,80}\.py:\d{1,9}:\w{1,80}\](?: \[Rank (?P<rank>\d{1,9})\])? ?")
+_ASCEND = re.compile(
+    rf"\[ERROR\] {_DATE} \(PID:(?P<pid>\d{{1,10}}), Device:-?\d{{1,6}}, RankID:(?P<rank>\d{{1,9}})\) ?"
+)
 _MPI = re.compile(r"\[\d{1,9},(?P<rank>\d{1,9})\]<std(?:err|out)>: ?")
 _RAY = re.compile(
-    r"\((?P<actor>[A-Za-z_][\w.]{0,80})(?:\[rank=(?P<rank>\d{1,9})\])? pid=(?P<pid>\d{1,10})"
+    r"\((?P<actor>[A-Za-z_][\w.:]{0,80})(?:\[rank=(?P<rank>\d{1,9})\])?(?: [\w=]{1,40})? pid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<host>[\w.:-]{1,64}))?\) ?"
 )
 _POD = re.compile(r"\[pod/(?P<pod>[\w.-]{1,253})/[\w.-]{1,253}\] ?")
 _HOST = re.compile(
     r"(?P<host>[A-Za-z][\w-]{0,60}(?:\.[\w-]{1,60}){0,6}): (?=\[rank|\[default|\[[EWIF]\d|  File |Traceback )"
 )
-_VIEWER = re.compile(r"\[\d{1,7}\] (?=\[|Traceback)")
+_VIEWER = re.compile(r"\[?\d{1,7}\] (?=\[|Traceback|[EWIF]\d{4} )")
 _C10 = re.compile(
     r"\[(?P<level>[IWEF])(?:(?P<day>\d{3,4}) (?P<clock>\d\d:\d\d:\d\d\.\d{1,9}))? "
     r"(?P<module>[\w./-]{1,200}\.(?:cpp|h|cc)):\d{1,9}\] ?"
@@ -37,9 +43,11 @@ _GLOG = re.compile(
     r"(?P<level>[VIWEFC])(?P<day>\d{4}) (?P<clock>\d\d:\d\d:\d\d\.\d{6}) +(?P<pid>\d{1,18}) "
     r"(?P<module>[^\]\n]{1,300}?):\d{1,9}\] ?"
 )
-_PEELED = (_RFC3339, _BRACKETED, _POD, _RAY, _TEE, _RANK, _NAMED, _MPI, _C10, _GLOG, _VIEWER, _HOST)
+_PEELED = (
+    *(_RFC3339, _BRACKETED, _POD, _RAY, _TEE, _RANK, _NAMED, _MPI, _C10, _GLOG, _DEEPSPEED, _ASCEND, _VIEWER, _HOST),
+)
 _MAX_PREFIXES = 10
-_NEXT_SPEAKER = re.compile(r"(?=\[rank\d{1,9}\]:)")
+_NEXT_SPEAKER = re.compile(r"(?=\[(?:rank|default)\d{1,9}\]:)")
 _DAY_NS = 24 * 3600 * 10**9
 _MAX_SPEAKERS = 64
 
@@ -53,69 +61,91 @@ class Line(NamedTuple):
     pid: int = MISSING
     host: str = ""
     time_ns: int = MISSING
-    is_collected: bool = False  # the time is the collector's, not the process's
+    inner_ns: int = MISSING  # a second stamp, the process's own where the first is its collector's
+    is_dated: bool = False  # the first stamp has a year
+    is_zoned: bool = False  # and says which zone it is of
     is_hooked: bool = False  # by torch's excepthook, which prints only what nobody caught
     is_logged: bool = False  # by a logger of torch
 
 
 def split_speakers(text: str) -> list[str]:
-    """Two ranks that wrote at once share a line: cut before every `[rank3]:` but the first part's own."""
-    if text.count("[rank") < 2:
+    """Two writers may share a line, or a message begin behind half of a progress bar: cut before each `[rank3]:`."""
+    if "[rank" not in text and "[default" not in text:
         return [text]
-    parts = _NEXT_SPEAKER.split(text, maxsplit=_MAX_SPEAKERS)
-    if len(parts) > 1 and len(parts[0]) < 200 and _is_prefix_only(parts[0]):
-        parts[0:2] = [parts[0] + parts[1]]
-    return [part for part in parts if part]
+    parts: list[str] = []
+    before = ""  # prefixes that belong to what follows them: `[default0]:[rank12]:`
+    for part in _NEXT_SPEAKER.split(text, maxsplit=_MAX_SPEAKERS):
+        if len(before) + len(part) < 200 and _is_prefix_only(before + part):
+            before += part
+        else:
+            parts.append(before + part)
+            before = ""
+    return [part for part in (*parts, before) if part]
 
 
 def _is_prefix_only(text: str) -> bool:
-    return not parse_line(text, MISSING).text
+    return not text or not parse_line(text, MISSING).text
+
+
+class _Prefixes:
+    """What the prefixes of one line say together."""
+
+    def __init__(self) -> None:
+        self.rank = self.pid = MISSING
+        self.label = self.host = ""
+        self.stamps: list[tuple[int, bool, bool]] = []
+        self.is_hooked = self.is_logged = False
+
+    def add(self, match: re.Match[str], text: str, near_ns: int) -> None:
+        parts = match.groupdict()
+        if parts.get("rank"):
+            self.rank = int(parts["rank"])
+            self.is_hooked |= match.re is _RANK and text[match.end() - 1 : match.end()] == " "
+        if parts.get("local"):
+            self.label = f"local {int(parts['local'])}"
+        if parts.get("pid"):
+            self.pid = int(parts["pid"])
+            if match.re is _RAY:
+                self.label = f"pid {self.pid} {parts.get('host') or ''}".rstrip()
+        if parts.get("pod"):
+            self.label = self.label or f"pod {parts['pod']}"
+        self.host = parts.get("host") or self.host
+        self.is_logged |= match.re in (_C10, _GLOG)
+        if parts.get("date"):
+            self._stamp(dated_ns(parts["date"], parts["time"], parts["zone"] or ""), True, bool(parts["zone"]))
+        elif parts.get("clock"):
+            self._stamp(undated_ns(parts["day"], parts["clock"], near_ns), False, False)
+
+    def _stamp(self, moment: int, is_dated: bool, is_zoned: bool) -> None:
+        if moment != MISSING:
+            self.stamps.append((moment, is_dated, is_zoned))
 
 
 def parse_line(text: str, near_ns: int) -> Line:
     """Peels the prefixes; `near_ns` is a moment after the line was written, for stamps without a year."""
     position = 0
-    rank = pid = stamp = MISSING
-    label = host = ""
-    is_collected = is_hooked = is_logged = False
+    prefixes = _Prefixes()
     for _ in range(_MAX_PREFIXES):
         match = next((hit for pattern in _PEELED if (hit := pattern.match(text, position))), None)
         if match is None and not position and (match := _TASK.match(text)):
-            label = f"task {int(match['task'])}"
+            prefixes.label = f"task {int(match['task'])}"
         if match is None or match.end() == position:
             break
-        parts = match.groupdict()
-        if parts.get("rank"):
-            rank = int(parts["rank"])
-            is_hooked |= match.re is _RANK and text[match.end() - 1 : match.end()] == " "
-        if parts.get("local"):
-            label = f"local {int(parts['local'])}"
-        if parts.get("pid"):
-            pid = int(parts["pid"])
-            if match.re is _RAY:
-                label = f"pid {pid} {parts.get('host') or ''}".rstrip()
-        if parts.get("pod"):
-            label = label or f"pod {parts['pod']}"
-        host = parts.get("host") or host
-        is_logged |= match.re in (_C10, _GLOG)
-        moment = MISSING
-        if parts.get("date"):
-            moment = dated_ns(parts["date"], parts["time"], parts["zone"] or "")
-        elif parts.get("clock"):
-            moment = undated_ns(parts["day"], parts["clock"], near_ns)
-        if moment != MISSING and stamp == MISSING:
-            stamp, is_collected = moment, match.re is _RFC3339
+        prefixes.add(match, text, near_ns)
         position = match.end()
-    return Line(text[position:], rank, label, pid, host, stamp, is_collected, is_hooked, is_logged)
+    moment, is_dated, is_zoned = prefixes.stamps[0] if prefixes.stamps else (MISSING, False, False)
+    inner = prefixes.stamps[1][0] if len(prefixes.stamps) > 1 else MISSING
+    who = (prefixes.rank, prefixes.label, prefixes.pid, prefixes.host)
+    return Line(text[position:], *who, moment, inner, is_dated, is_zoned, prefixes.is_hooked, prefixes.is_logged)
 
 
 def dated_ns(date: str, clock: str, zone: str = "") -> int:
     """`2026-11-18`, `10:11:12.5` -> nanoseconds since the epoch; without a zone as if it were UTC."""
     try:
-        seconds = calendar.timegm(time.strptime(f"{date} {clock[:8]}", "%Y-%m-%d %H:%M:%S"))
+        seconds = calendar.timegm(time.strptime(f"{date.replace('/', '-')} {clock[:8]}", "%Y-%m-%d %H:%M:%S"))
     except (ValueError, OverflowError):
         return MISSING
-    if len(zone) > 1:
+    if zone[:1] in ("+", "-"):
         digits = zone[1:].replace(":", "")
         shift = int(digits[:2]) * 3600 + int(digits[2:4]) * 60
         seconds -= shift if zone[0] == "+" else -shift

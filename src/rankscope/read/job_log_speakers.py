@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 from rankscope.model.tables import MISSING
 from rankscope.read.job_log_lines import Line, parse_line, plain_parts
-from rankscope.read.job_log_messages import Fields
+from rankscope.read.job_log_patterns import Fields
 
-_LAUNCHED = re.compile(r"attempt_(?P<attempt>\d{1,6})/(?P<local>\d{1,9})/std(?:err|out)\.log")
-_NAMED = re.compile(
-    r"(?:^|[/_.-])(?:rank|task|proc|worker|global_rank)[_.-]?(?P<rank>\d{1,9})(?=[_./-]|$)", re.IGNORECASE
-)
+_LAUNCHED = re.compile(r"attempt_(?P<attempt>\d{1,6})/(?P<local>\d{1,9})/(?:std(?:err|out)\.log|error\.json)")
+_FILTERED = re.compile(r"attempt_(?P<attempt>\d{1,6})/filtered_std(?:err|out)\.log")
+_NAMED = re.compile(r"(?:^|[/_.-])(?:rank|task|proc|global_rank)[_.-]?(?P<rank>\d{1,9})(?=[_./-]|$)", re.IGNORECASE)
 _HOST = re.compile(r"(?:^|[/_.-])(?:node|host)[_.-]?(?P<host>[A-Za-z0-9-]{1,60})(?=[_./]|$)", re.IGNORECASE)
 _RAY_FILE = re.compile(r"worker-[0-9a-f]{8,}-[0-9a-fA-F]+-(?P<pid>\d{1,10})\.(?:out|err)")
 _SAMPLE = 1 << 10
@@ -35,6 +34,8 @@ def path_facts(shown: str) -> PathFacts:
     host = match["host"] if (match := _HOST.search(path)) else ""
     if launched := _LAUNCHED.search(path):
         return PathFacts(local=int(launched["local"]), attempt=int(launched["attempt"]), host=host)
+    if filtered := _FILTERED.search(path):
+        return PathFacts(attempt=int(filtered["attempt"]), host=host)
     name = path.rsplit("/", 1)[-1]
     if ray := _RAY_FILE.search(name):
         return PathFacts(pid=int(ray["pid"]), host=host)
@@ -45,8 +46,16 @@ def path_facts(shown: str) -> PathFacts:
 class _Output(NamedTuple):
     line: int
     text: str
-    time_ns: int
     speaker: Line
+
+
+class _Member(NamedTuple):
+    """One process in a communicator of NCCL."""
+
+    n_ranks: int
+    node: str
+    pid: int
+    rank: int
 
 
 class Speakers:
@@ -55,11 +64,14 @@ class Speakers:
     def __init__(self) -> None:
         self._by_label: dict[str, set[int]] = {}
         self._by_pid: dict[int, set[int]] = {}
-        self._by_group_rank: dict[int, set[int]] = {}
         self._last: dict[tuple[int, str], _Output] = {}
         self._locals: dict[int, set[int]] = {}  # of torchrun's table: local rank -> ranks
         self._hosts: dict[int, str] = {}
         self._labels_are_ranks = True
+        self._members: set[_Member] = set()
+        self._said: dict[str, set[int]] = {}  # of watchdogs that know no other rank: stream -> `[Rank 3]`
+        self._n_sampled = self._n_tasks = 0
+        self._has_tasks = True  # numbers before lines are those of `srun --label`
         self._path = PathFacts()
         self._file_ranks: set[int] = set()
 
@@ -78,7 +90,15 @@ class Speakers:
             return
         # What torch logs says less about where the rank was than what the job printed.
         if not line.is_logged or key not in self._last or self._last[key].speaker.is_logged:
-            self._last[key] = _Output(number, line.text[:_MAX_TEXT], line.time_ns, line)
+            self._last[key] = _Output(number, line.text[:_MAX_TEXT], line)
+
+    def note_message(self, line: Line, fields: Fields) -> None:
+        """What a message says about who is who."""
+        if "n_ranks" in fields and len(self._members) < _MAX_LABELS:
+            named = (fields["n_ranks"], fields["node"], fields["nccl_pid"], fields["group_rank"])
+            self._members.add(_Member(*named))
+        if "said_rank" in fields and line.rank == MISSING and len(self._said) < _MAX_LABELS:
+            self._said.setdefault(line.label, set()).add(fields["said_rank"])
 
     def note_exit(self, entry: Fields) -> None:
         self._by_pid.setdefault(entry["exit_pid"], set()).add(entry["exit_rank"])
@@ -90,7 +110,10 @@ class Speakers:
         for part in (block[:_SAMPLE], block[-_SAMPLE:]):
             for raw in part.split(b"\n")[1:-1] if len(block) > _SAMPLE else part.split(b"\n"):
                 for text in plain_parts(raw[:1000]):
-                    self.note(parse_line(text, MISSING), n_before)
+                    line = parse_line(text, MISSING)
+                    self.note(line, n_before)
+                    self._n_sampled += bool(text.strip())
+                    self._n_tasks += line.label.startswith("task ")
             if len(block) <= _SAMPLE:
                 break
 
@@ -103,6 +126,22 @@ class Speakers:
                 self._labels_are_ranks = False
         if any(local not in ranks or len(ranks) > 1 for local, ranks in self._locals.items()):
             self._labels_are_ranks = False
+        if self._n_tasks * 2 < self._n_sampled:  # a program prints lines that begin with a number, too
+            for label in [label for label in self._by_label if label.startswith("task ")]:
+                del self._by_label[label]
+            self._last = {key: value for key, value in self._last.items() if not key[1].startswith("task ")}
+            self._has_tasks = False
+        self._settle_members()
+
+    def _settle_members(self) -> None:
+        """The largest communicator is the world, unless a line is of a rank beyond it."""
+        world = max((member.n_ranks for member in self._members), default=0)
+        if world <= max(self._file_ranks, default=-1):
+            return
+        for member in self._members:
+            if member.n_ranks == world:
+                self._by_pid.setdefault(member.pid, set()).add(member.rank)
+                self._hosts.setdefault(member.rank, member.node)
 
     def n_ranks(self) -> int:
         return len(self._last)
@@ -113,8 +152,7 @@ class Speakers:
             yield {
                 "line": output.line,
                 "speaker": output.speaker,
-                "time_ns": output.time_ns,
-                "near_ns": output.time_ns,
+                "near": output.speaker,
                 "kind": "last-output",
                 "text": output.text,
                 "fields": {},
@@ -145,12 +183,24 @@ class Speakers:
         if len(known) == 1:
             return next(iter(known)), "prefix"
         kind, _, number = line.label.partition(" ")
-        if kind in ("task", "local") and self._labels_are_ranks:
+        is_rank = self._labels_are_ranks and (kind == "local" or (kind == "task" and self._has_tasks))
+        if is_rank and kind in ("task", "local"):
             return int(number), kind
         named = self._by_pid.get(line.pid, set()) if line.pid != MISSING else self._by_pid.get(self._path.pid, set())
+        if "nccl_pid" in fields:
+            named = self._by_pid.get(int(fields["nccl_pid"]), set())
         if len(named) == 1:
             return next(iter(named)), "process"
-        return self._path_rank(line)
+        by_path = self._path_rank(line)
+        return by_path if by_path[0] != MISSING else self._said_rank(line, fields)
+
+    def _said_rank(self, line: Line, fields: Fields) -> tuple[int, str]:
+        """Up to torch 2.1 a watchdog's own `[Rank 3]` is all there is; it is a rank inside of a group."""
+        if "said_rank" not in fields or self._file_ranks:
+            return MISSING, ""
+        streams = [stream for stream, ranks in self._said.items() if fields["said_rank"] in ranks]
+        is_one_each = len(streams) == 1 and (not line.label or len(self._said[line.label]) == 1)
+        return (int(fields["said_rank"]), "watchdog") if is_one_each else (MISSING, "")
 
     def _path_rank(self, line: Line) -> tuple[int, str]:
         if line.label:

@@ -7,16 +7,22 @@ from collections.abc import Iterator
 
 from rankscope.model.tables import MISSING
 from rankscope.read.job_log_lines import Line, dated_ns
-from rankscope.read.job_log_messages import Fields, message_of
+from rankscope.read.job_log_messages import message_of
+from rankscope.read.job_log_patterns import Fields
 from rankscope.read.stack_text import UNWOUND_FRAME
 
 _HEADING = "Traceback (most recent call last):"
+_BOXED_HEADING = re.compile(r"[\u2500-]{2,}.{0,4}Traceback \(most recent call last\) [\u2500-]{2,}")  # as rich draws it
+_BOXED_FRAME = re.compile(r"[\u2502|] (?P<file>\S.{0,1000}?):(?P<line>\d{1,9}) in (?P<function>\S{1,200})")
+_ORIGINAL = "Original Traceback"  # of a DataLoader's worker: the line is in there
 _IN_THREAD = "Exception in thread "
 HEADINGS = ("Exception ignored in", "--- Logging error ---", _IN_THREAD)
 _FATAL = "Fatal Python error: "
 _FRAME = re.compile(
-    r'\s{1,40}(?:[|+-]\s{0,40})?File "(?P<file>[^"\n]{1,1000})", line (?P<line>\d{1,9})(?:,)? in (?P<function>.{1,200})'
+    r'(?:\s{1,40}|> )(?:[|+>-]\s{0,40})?File "(?P<file>[^"\n]{1,1000})", '
+    r"line (?P<line>\d{1,9})(?:,)? in (?P<function>.{1,200})"
 )
+_CUT_FRAME = re.compile(r'\s{1,40}File "[^\n]{1,1000}$')
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]{0,200})(?:: (?P<message>.*))?$", re.DOTALL)
 _CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
 _LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python\d[\d.]*)[/\\]|^<frozen ")
@@ -31,22 +37,23 @@ _MAX_AFTER = 40
 
 
 def has_begun(text: str) -> bool:
-    return text.rstrip().endswith(_HEADING) or _FATAL in text
+    return text.rstrip().endswith(_HEADING) or _FATAL in text or bool(_BOXED_HEADING.search(text))
 
 
 class Traceback:
     """From its heading to the end of the exception's text, and a look at what the process printed after it."""
 
-    def __init__(self, number: int, line: Line, now_ns: int, heading: str = "") -> None:
+    def __init__(self, number: int, line: Line, heading: str = "") -> None:
         self.number, self.line, self._heading = number, line, heading
         self._is_fatal = _FATAL in line.text
+        self._is_boxed = bool(_BOXED_HEADING.search(line.text))
+        self._cut_frame = ""  # a terminal put its rest on the next line
         self._frames: list[Fields] = []
         self._message: list[str] = [line.text.partition(_FATAL)[2]] if self._is_fatal else []
         self._chained: list[str] = []
         self._first_frames: list[Fields] = []
         self._n_lines = 0
         self._n_after = 0
-        self._near_ns = now_ns
         self._is_ended = False
 
     @property
@@ -68,18 +75,18 @@ class Traceback:
         if self._n_lines > _MAX_LINES:
             return False
         if text.rstrip().endswith(_HEADING) and not self._is_fatal:
-            if not self.is_named or self._chained:
+            if not self.is_named or self._chained or text.startswith(_ORIGINAL):
                 self._begin_again()
                 return True
             return False
         if self._is_ended:
             return self._look_after(line)
-        if match := _FRAME.match(text):
-            if len(self._frames) < _MAX_FRAMES:
-                self._frames.append(
-                    {"file": match["file"], "line": int(match["line"]), "function": match["function"].strip()}
-                )
+        if self._is_frame(text):
             return True
+        if self._is_boxed:
+            self._is_boxed = text.startswith(("\u2502", "|")) or not text.strip()
+            if self._is_boxed or text.startswith(("\u2570", "+", "-")):
+                return True
         if self._is_fatal:
             if not text.strip() or text.startswith(
                 ("Current thread", "Thread 0x", "  ", "<no Python frame>", "Python runtime")
@@ -88,6 +95,15 @@ class Traceback:
             self._is_ended = True
             return self._look_after(line)
         return self._exception(line)
+
+    def _is_frame(self, text: str) -> bool:
+        match = _FRAME.match(self._cut_frame + text) or (_BOXED_FRAME.match(text) if self._is_boxed else None)
+        if match is not None and len(self._frames) < _MAX_FRAMES:
+            place = {"file": match["file"], "line": int(match["line"]), "function": match["function"].strip()}
+            self._frames.append(place)
+        is_cut = match is None and not self._cut_frame and not self.is_named and _CUT_FRAME.match(text) is not None
+        self._cut_frame = text if is_cut else ""
+        return match is not None or is_cut
 
     def _exception(self, line: Line) -> bool:
         text = line.text

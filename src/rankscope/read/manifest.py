@@ -15,6 +15,7 @@ from rankscope.model.tables import MISSING, Table
 from rankscope.read.files import Source
 
 NAME = "manifest"
+MARKS = ("rankscope.manifest",)
 PARTS = "manifest.d"  # folder of what each rank tells about itself, of which manifest.json is made
 
 _WHOLE = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.manifest/')

@@ -54,7 +54,7 @@ class Merger:
         merged = {name: concat(name, parts) for name, parts in self.parts.items()}
         self.parts.clear()
         merged["frames"] = Table.from_rows(
-            "frames", [frame_row(number, *place) for place, number in self._frames.items()]
+            "frames", [frame_row(number, *site) for site, number in self._frames.items()]
         )
         merged["stacks"] = stack_table(self._stacks)
         return merged

@@ -17,6 +17,7 @@ from rankscope.model.tables import MISSING, Table, Text
 from rankscope.read.files import Source
 
 NAME = "metrics"
+MARKS = ("rankscope.metrics/",)
 
 _SCHEMA = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.metrics/')
 _CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it again if the original is complete"

@@ -18,7 +18,7 @@ import numpy as np
 
 from rankscope.model.finding import count_noun, format_ranks
 from rankscope.model.replicas import is_default_group, outsiders
-from rankscope.model.tables import MISSING, Table, Text
+from rankscope.model.tables import MISSING, Table, Text, distinct
 from rankscope.read.stale_dumps import MAX_APART_NS, Dump, LeftOut, stale_dumps
 
 OTHER_CAPTURE = "other-capture"
@@ -125,7 +125,7 @@ def _spans(calls: Table) -> dict[int, tuple[int, int]]:
     first, last = np.full(n_files, np.iinfo(np.int64).max), np.full(n_files, MISSING, np.int64)
     np.minimum.at(first, files, created)
     np.maximum.at(last, files, created)
-    return {file: (int(first[file]), int(last[file])) for file in np.unique(files).tolist()}
+    return {file: (int(first[file]), int(last[file])) for file in distinct(files).tolist()}
 
 
 def _worlds(config: Table) -> dict[int, frozenset[int]]:

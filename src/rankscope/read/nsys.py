@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rankscope.read.profile_tables import StagedRows
 
 NAME = "nsys"
+MARKS = ("SQLite format 3", "NVIDIA Tegra Profiler Report", "PAR1")
 
 _SQLITE_NAME = re.compile(r"\.sqlite3?(\.(gz|zst))?$", re.IGNORECASE)
 # The first page of a small export lists some of its tables; that of a large one only points to other pages.

@@ -162,7 +162,7 @@ def stack_tables(stacks: Sequence[Sequence[Any]]) -> tuple[Array, Table, Table, 
         )
         for example in examples
     ]
-    rows = [frame_row(number, *place) for place, number in frame_ids.items()]
+    rows = [frame_row(number, *site) for site, number in frame_ids.items()]
     is_user = [row["is_user"] for row in rows]
     sites = [next((frame for frame in stack if is_user[frame]), stack[0] if stack else MISSING) for stack in stack_ids]
     frames = Table.from_rows("frames", rows)

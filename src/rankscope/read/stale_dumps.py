@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import median_low
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from rankscope.model.finding import format_duration
 from rankscope.model.generations import own_generations
 from rankscope.model.replicas import with_global_members
 from rankscope.model.schema_recorder import EARLIER_MOMENT
-from rankscope.model.tables import MISSING, Array, Table
+from rankscope.model.tables import MISSING, Array, Table, distinct
 
 STALE = "stale"
 # Hosts' clocks agree within seconds where anybody looks after them. What is further apart is of another time.
@@ -91,7 +90,7 @@ class _SharedCalls:
         self.created = calls.array("created_ns")[self.rows]
         # In a group that was made again the same number stands for several calls.
         again = own_generations(calls, calls.array("file_id"))[self.rows] > 0
-        self.is_unique = ~np.isin(self.group, np.unique(self.group[again]))
+        self.is_unique = ~np.isin(self.group, self.group[again])
 
     def _groups(self, config: Table | None) -> Array:
         """Numbers that are equal where name and members are: local groups may share a name."""
@@ -133,7 +132,8 @@ def _of_another_time(shared: _SharedCalls) -> dict[int, LeftOut]:
         newest[label] = max(newest.get(label, MISSING), dump.last_ns)
     # Of equally many, the newest: yesterday's file is often all that a lost rank has left.
     kept = max(sizes, key=lambda label: (sizes[label], newest[label]))
-    moment = median_low(dump.last_ns for dump, label in zip(shared.dumps, labels, strict=True) if label == kept)
+    moments = sorted(dump.last_ns for dump, label in zip(shared.dumps, labels, strict=True) if label == kept)
+    moment = moments[(len(moments) - 1) // 2]
     return {
         dump.file_id: _time_reason(dump.last_ns - moment)
         for dump, label in zip(shared.dumps, labels, strict=True)
@@ -148,8 +148,9 @@ def _clusters(shared: _SharedCalls) -> list[int]:
     order = np.lexsort((created, keys))
     is_same = np.diff(keys[order]) == 0
     is_close = is_same & (np.diff(created[order]) <= MAX_APART_NS)
-    pairs = np.stack([dump[order][:-1], dump[order][1:]])
-    cluster = list(range(len(shared.dumps)))
+    n_dumps = len(shared.dumps)
+    pairs = dump[order][:-1] * n_dumps + dump[order][1:]
+    cluster = list(range(n_dumps))
 
     def root(index: int) -> int:
         while cluster[index] != index:
@@ -157,9 +158,9 @@ def _clusters(shared: _SharedCalls) -> list[int]:
             index = cluster[index]
         return index
 
-    for left, right in np.unique(pairs[:, is_close], axis=1).T.tolist():
-        cluster[root(left)] = root(right)
-    apart = {frozenset((root(left), root(right))) for left, right in np.unique(pairs[:, is_same], axis=1).T.tolist()}
+    for pair in distinct(pairs[is_close]).tolist():
+        cluster[root(pair // n_dumps)] = root(pair % n_dumps)
+    apart = {frozenset((root(pair // n_dumps), root(pair % n_dumps))) for pair in distinct(pairs[is_same]).tolist()}
     spans: dict[int, tuple[int, int]] = {}
     for index, one in enumerate(shared.dumps):
         first, last = spans.get(root(index), (one.first_ns, one.last_ns))

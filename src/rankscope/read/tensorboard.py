@@ -19,6 +19,7 @@ from rankscope.read.files import Source
 from rankscope.read.metric_rows import CutError, MetricRows, to_ns, to_step
 
 NAME = "tensorboard"
+MARKS = ("brain.Event:2",)
 NAMES_TELL_RANK = False
 
 _VERSION = b"brain.Event:2"

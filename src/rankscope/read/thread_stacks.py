@@ -17,6 +17,7 @@ from rankscope.read.recorder_entries import stack_tables
 from rankscope.read.stack_text import Section, StackText, ThreadStack
 
 NAME = "thread_stacks"
+MARKS = ("=== rankscope stacks: rank ", "=== Rank ", "(most recent call first):", "Thread 0x", "Python v", "#0 ")
 
 # A job's own log may hold stacks too: only a text that begins with them is a file of stacks.
 _BEGIN = re.compile(

@@ -14,8 +14,9 @@ import numpy as np
 
 from rankscope.errors import BadFileError
 from rankscope.model.tables import MISSING, Array, Table
-from rankscope.read import compile_log, desync, job_log, printed_stacks, thread_stacks
+from rankscope.read import compile_log, desync, job_log, thread_stacks
 from rankscope.read.files import Source
+from rankscope.read.job_log_scan import JobLog
 from rankscope.read.log_messages import MessageRows, Row
 from rankscope.read.log_text import Crash, LogText, Message, Prefix, compiler_lines
 from rankscope.read.log_times import LineClock
@@ -44,18 +45,19 @@ def sniff(head: bytes, name: str) -> bool:
 def read(source: Source) -> Iterator[Table]:
     if source.n_bytes == 0:
         raise BadFileError("is empty (0 bytes)", "the job ended before it printed anything")
-    log = _Log(source)
-    problem = log.scan()
-    reports = list(desync.in_output(source))  # a job prints them wherever its time-out happens to be
+    output = JobLog(source)
+    problem = output.scan_file()
+    reports = list(output.reports())  # a job prints them wherever its time-out happens to be
     yield from reports
-    stacks = list(printed_stacks.in_output(source))
-    yield from stacks
-    events = list(job_log.in_output(source))
+    events = output.tables()
     yield from events
+    log = _Log(source)
+    if "compiler" in output.marks or problem:
+        problem = log.scan()
     if log.is_compiler_log:
         yield from log.tables(problem)
         return
-    is_told = bool(reports or stacks or events)
+    is_told = bool(reports or events)
     if not is_told and (problem or not _TEXT_NAME.search(source.shown)):
         raise BadFileError(problem or "has no torch.compile messages", _RECORD_HINT)
     row = {**_file_row(source, MISSING), "source": job_log.NAME if events else NAME}

@@ -21,7 +21,7 @@ def is_torchcomms(calls: Table) -> bool:
     if not len(calls) or calls.array("p2p_seq").any():
         return False
     descriptions, backends = calls.text("group_desc"), calls.text("backend")
-    pairs = np.unique(np.stack([descriptions.codes, backends.codes]), axis=1).T.tolist()
+    pairs = set(zip(descriptions.codes.tolist(), backends.codes.tolist(), strict=True))
     if not all(descriptions.values[left] == backends.values[right] != "" for left, right in pairs):
         return False
     return bool(np.ptp(calls.array("seq") - calls.array("record_id")) == 0)

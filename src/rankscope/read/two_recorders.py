@@ -78,15 +78,15 @@ def _pairs(ranks: Table, calls: Table | None) -> Iterator[_Pair]:
         if key not in newest or row["last_created_ns"] > newest[key]["last_created_ns"]:
             newest[key] = row
     begins = _first_calls(calls)
-    for (rank, recorder), own in newest.items():
+    for (rank, recorder), newest_dump in newest.items():
         torch = newest.get((rank, TORCH))
         if recorder != OWN or torch is None:
             continue
-        own_end = max(own["written_ns"], own["last_created_ns"])
-        own_begin, torch_begin = (begins.get(row["file_id"], MISSING) for row in (own, torch))
+        own_end = max(newest_dump["written_ns"], newest_dump["last_created_ns"])
+        own_begin, torch_begin = (begins.get(row["file_id"], MISSING) for row in (newest_dump, torch))
         is_same_time = own_begin <= torch["last_created_ns"] and torch_begin <= own_end
         if MISSING in (own_begin, torch_begin) or is_same_time:
-            yield _Pair(torch, own)
+            yield _Pair(torch, newest_dump)
 
 
 def _first_calls(calls: Table | None) -> dict[int, int]:
@@ -232,12 +232,12 @@ def _joined_ranks(ranks: Table, pairs: Sequence[_Pair], calls: Table | None) -> 
 
 
 def _common(pair: _Pair) -> Mapping[str, Any]:
-    torch, own = pair
+    torch, ours = pair
     return {
         "recorder": BOTH,
-        "host": own["host"] or torch["host"],
-        "comm_version": torch["comm_version"] or own["comm_version"],
+        "host": ours["host"] or torch["host"],
+        "comm_version": torch["comm_version"] or ours["comm_version"],
         "n_dropped": _n_dropped(pair),
-        "last_created_ns": max(torch["last_created_ns"], own["last_created_ns"]),
-        "written_ns": own["written_ns"],
+        "last_created_ns": max(torch["last_created_ns"], ours["last_created_ns"]),
+        "written_ns": ours["written_ns"],
     }

@@ -22,6 +22,7 @@ from rankscope.read.files import Source
 from rankscope.read.metric_rows import CutError, MetricRows, to_ns, to_step
 
 NAME = "wandb"
+MARKS = (":W&B", '"_runtime"', '"_timestamp"', '"_step"')
 NAMES_TELL_RANK = False
 
 _MAGIC = b":W&B"

@@ -104,8 +104,8 @@ class Cards(NamedTuple):
         return markup('<div class="site"><span class="place">{}</span>{}{}</div>', self._place(site), of, shown)
 
     def _place(self, site: Location) -> Html:
-        place = markup("<b>{}:{}</b>", shown_path(site.file, self.base), site.line)
-        return markup("{} in {}", place, site.function) if site.function else place
+        shown = markup("<b>{}:{}</b>", shown_path(site.file, self.base), site.line)
+        return markup("{} in {}", shown, site.function) if site.function else shown
 
     def _stack(self, stack: StackGroup) -> Html:
         frames = joined(markup("<li>{}</li>", self._place(frame)) for frame in stack.frames[:MAX_FRAMES])

@@ -116,9 +116,9 @@ def _events(trace: Trace, base_ns: int) -> Iterator[dict[str, Any]]:
     threads = _thread_numbers(trace)
     yield from _names(trace, threads)
     for rank, track, start, duration, name, *about in _rows(trace, _NODES):
-        node, parent, record, sequence, step, own, clean, how, shapes, types = about
+        node, parent, record, sequence, step, own_ns, clean, how, shapes, types = about
         args = {"node": node, "parent": parent, "record function": record, "sequence": sequence, "step": step}
-        args |= {"own us": _us(own), "us without the observer": _us(clean)}
+        args |= {"own us": _us(own_ns), "us without the observer": _us(clean)}
         args |= {"linked by": how, "shapes": shapes, "types": types}
         yield _span(rank, threads[rank, track], (start - base_ns, duration), name, "node", args)
     for rank, track, start, duration, name, kernel, kind, stream, step, n_bytes in _rows(trace, _KERNELS):
@@ -145,8 +145,8 @@ def _span(
 ) -> dict[str, Any]:
     start, duration = time_ns
     known = {key: value for key, value in args.items() if value not in (None, "")}
-    place = {"pid": rank, "tid": thread, "ts": start / 1000, "dur": duration / 1000}
-    return {"ph": "X", "cat": kind, "name": name or "", **place, "args": known}
+    span = {"pid": rank, "tid": thread, "ts": start / 1000, "dur": duration / 1000}
+    return {"ph": "X", "cat": kind, "name": name or "", **span, "args": known}
 
 
 def _names(trace: Trace, threads: dict[tuple[int, int], int]) -> Iterator[dict[str, Any]]:
@@ -156,8 +156,8 @@ def _names(trace: Trace, threads: dict[tuple[int, int], int]) -> Iterator[dict[s
             seen.add(rank)
             yield label("process_name", rank, 0, name=f"rank {rank}")
             yield label("process_sort_index", rank, 0, sort_index=rank)
-        lane, own = divmod(track, _LANES)
-        name = f"thread {own}" if own < _STREAM_TRACKS else _stream(device, stream)
+        lane, number = divmod(track, _LANES)
+        name = f"thread {number}" if number < _STREAM_TRACKS else _stream(device, stream)
         yield label("thread_name", rank, threads[rank, track], name=f"{name}, beside" if lane else name)
 
 

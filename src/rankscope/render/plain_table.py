@@ -37,12 +37,12 @@ def cell_text(value: Any) -> str:
     return str(value)
 
 
-def _cells(place: int, rows: Sequence[Sequence[Any]]) -> list[str]:
-    return [escape(cell_text(row[place])) for row in rows]
+def _cells(column: int, rows: Sequence[Sequence[Any]]) -> list[str]:
+    return [escape(cell_text(row[column])) for row in rows]
 
 
-def _holds_numbers(place: int, rows: Sequence[Sequence[Any]]) -> bool:
-    values = [row[place] for row in rows if row[place] is not None]
+def _holds_numbers(column: int, rows: Sequence[Sequence[Any]]) -> bool:
+    values = [row[column] for row in rows if row[column] is not None]
     return bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
 
 

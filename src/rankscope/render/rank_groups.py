@@ -79,14 +79,14 @@ def rank_groups(trace: Trace, run: int, aspect: Aspect) -> tuple[RankGroup, ...]
     return groups
 
 
-def first_difference(peers: RankGroup, own: RankGroup) -> Difference:
-    n_shared = min(len(peers.steps), len(own.steps))
-    same = (left == right for left, right in zip(peers.steps, own.steps, strict=False))
+def first_difference(peers: RankGroup, odd: RankGroup) -> Difference:
+    n_shared = min(len(peers.steps), len(odd.steps))
+    same = (left == right for left, right in zip(peers.steps, odd.steps, strict=False))
     position = next((index for index, is_same in enumerate(same) if not is_same), n_shared)
-    theirs, ours = _at(peers.steps, position), _at(own.steps, position)
+    theirs, ours = _at(peers.steps, position), _at(odd.steps, position)
     if theirs and ours and theirs.compile_id != ours.compile_id:
         # What stands there is not what the other side did instead, where the other side has it too, only later.
-        is_only_theirs = all(step.compile_id != theirs.compile_id for step in own.steps)
+        is_only_theirs = all(step.compile_id != theirs.compile_id for step in odd.steps)
         is_only_ours = all(step.compile_id != ours.compile_id for step in peers.steps)
         if is_only_theirs != is_only_ours:
             return Difference(position, theirs if is_only_theirs else None, ours if is_only_ours else None)
@@ -99,8 +99,8 @@ def graph_estimates(trace: Trace, run: int) -> list[GraphEstimate]:
     rows = run_rows(trace, run, "compile_estimates")
     columns = (rows.array("rank").tolist(), rows.text("compile_id").tolist(), rows.array("estimate_ns").tolist())
     for rank, compile_id, nanoseconds in zip(*columns, strict=True):
-        own = sums.setdefault(compile_id, {})
-        own[rank] = own.get(rank, 0) + max(nanoseconds, 0)
+        estimates = sums.setdefault(compile_id, {})
+        estimates[rank] = estimates.get(rank, 0) + max(nanoseconds, 0)
     return [_estimate(compile_id, sums[compile_id]) for compile_id in sorted(sums, key=compile_order)]
 
 
@@ -111,11 +111,11 @@ def run_rows(trace: Trace, run: int, table: str) -> Table:
     oldest_first = np.flatnonzero(chosen)[np.argsort(logs.array("first_ns")[chosen], kind="stable")]
     files = logs.array("file_id")[oldest_first]
     rows = trace.table(table)
-    place = np.full(int(max(rows.array("file_id").max(initial=-1), files.max(initial=-1))) + 2, len(files))
-    place[files] = np.arange(len(files))
-    own = place[rows.array("file_id")]
-    order = np.argsort(own, kind="stable")
-    return rows.take(order[own[order] < len(files)])
+    number_of = np.full(int(max(rows.array("file_id").max(initial=-1), files.max(initial=-1))) + 2, len(files))
+    number_of[files] = np.arange(len(files))
+    numbers = number_of[rows.array("file_id")]
+    order = np.argsort(numbers, kind="stable")
+    return rows.take(order[numbers[order] < len(files)])
 
 
 def compile_order(compile_id: str) -> tuple[list[int], str]:
@@ -189,7 +189,7 @@ def _sequences(rows: Table, what: Iterator[str], others: Mapping[int, tuple[Step
     ranks = rows.array("rank").tolist()
     for rank, compile_id, done in zip(ranks, rows.text("compile_id").tolist(), what, strict=True):
         steps.setdefault(rank, []).append(Step(compile_id, done))
-    return {**others, **{rank: tuple(own) for rank, own in steps.items()}}
+    return {**others, **{rank: tuple(listed) for rank, listed in steps.items()}}
 
 
 def _zipped(rows: Table, *columns: str) -> Iterator[tuple[str, ...]]:
@@ -217,8 +217,8 @@ def _listed_steps(trace: Trace, run: int, aspect: Aspect, what: list[str]) -> di
     for rank, compile_id in _seen_listings(trace, run, artifact):
         listed.setdefault(compile_id, {})[rank] = ()
     for rank, compile_id, done in zip(rows.array("rank").tolist(), rows.text("compile_id").tolist(), what, strict=True):
-        own = listed.setdefault(compile_id, {})
-        own[rank] = (*own.get(rank, ()), done)
+        of_compilation = listed.setdefault(compile_id, {})
+        of_compilation[rank] = (*of_compilation.get(rank, ()), done)
     compiled = _compiled_ids(trace, run)
     steps: dict[int, list[Step]] = {rank: [] for rank in compiled}
     for compile_id in sorted(listed, key=compile_order):
@@ -227,7 +227,7 @@ def _listed_steps(trace: Trace, run: int, aspect: Aspect, what: list[str]) -> di
             if compile_id in ids:
                 own_steps = listed[compile_id].get(rank, usual)
                 steps[rank] += (Step(compile_id, done) for done in own_steps)
-    return {rank: tuple(own) for rank, own in steps.items()}
+    return {rank: tuple(of_compilation) for rank, of_compilation in steps.items()}
 
 
 def _seen_listings(trace: Trace, run: int, artifact: str) -> Iterator[tuple[int, str]]:
@@ -241,7 +241,7 @@ def _seen_listings(trace: Trace, run: int, artifact: str) -> Iterator[tuple[int,
         readable = code_calls(trace)
         code = np.flatnonzero(rows.text("kind").equals("inductor_output_code"))
         places = zip(rows.array("file_id")[code].tolist(), rows.array("record")[code].tolist(), strict=True)
-        is_listing[[row for row, place in zip(code.tolist(), places, strict=True) if place in readable]] = True
+        is_listing[[row for row, listing in zip(code.tolist(), places, strict=True) if listing in readable]] = True
     seen = rows.take(np.flatnonzero(is_listing))
     return zip(seen.array("rank").tolist(), seen.text("compile_id").tolist(), strict=True)
 

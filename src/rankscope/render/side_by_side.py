@@ -59,14 +59,14 @@ def place_side_by_side(
         return SideBySide(families, (), (), ())
     family = family_of_group[trace.table("collectives").array("group_id")[calls]]
     keys, examples, kinds, numbers = _row_keys(trace, calls, family)
-    place = _program_order(trace, calls, keys, len(examples))
-    order = np.argsort(place)
+    position = _program_order(trace, calls, keys, len(examples))
+    order = np.argsort(position)
     rows = tuple(
         Row(int(family[at]), f"p2p {numbers[at]}" if kinds[at] else str(numbers[at])) for at in examples[order].tolist()
     )
     words = _AS_RECORDED if as_recorded else _JUDGED
     codes, texts = _cell_codes(trace, calls, words, with_stacks=with_stacks)
-    columns = _equal_ranks(trace.table("collectives").array("rank")[calls], place[keys], codes)
+    columns = _equal_ranks(trace.table("collectives").array("rank")[calls], position[keys], codes)
     cells = []
     for ranks, (places, cell_codes) in columns:
         column = [""] * len(rows)
@@ -185,8 +185,8 @@ def _combined(columns: Sequence[Array]) -> Array:
     """One dense code for each distinct combination."""
     codes = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        _, own = np.unique(column, return_inverse=True)
-        _, codes = np.unique(codes * (int(own.max(initial=0)) + 1) + own, return_inverse=True)
+        _, codes_of_column = np.unique(column, return_inverse=True)
+        _, codes = np.unique(codes * (int(codes_of_column.max(initial=0)) + 1) + codes_of_column, return_inverse=True)
     return codes
 
 
@@ -257,28 +257,28 @@ def _sorted_topologically(before: Array, after: Array, time: Array) -> Array:
     ready = [(times[node], node) for node in range(n_nodes) if not n_pending[node]]
     heapq.heapify(ready)
     by_time = iter(np.argsort(time, kind="stable").tolist())
-    place = [MISSING] * n_nodes
+    sorted_position = [MISSING] * n_nodes
     for position in range(n_nodes):
         if not ready:
-            blocked = next(node for node in by_time if place[node] == MISSING)
-            cycle = _cycle_behind(blocked, leaders, place)
+            blocked = next(node for node in by_time if sorted_position[node] == MISSING)
+            cycle = _cycle_behind(blocked, leaders, sorted_position)
             ready.append(min((times[node], node) for node in cycle))
             by_time = chain([blocked], by_time)
         _, node = heapq.heappop(ready)
-        place[node] = position
+        sorted_position[node] = position
         for follower in followers[node]:
             n_pending[follower] -= 1
-            if not n_pending[follower] and place[follower] == MISSING:
+            if not n_pending[follower] and sorted_position[follower] == MISSING:
                 heapq.heappush(ready, (times[follower], follower))
-    return np.array(place, np.int64)
+    return np.array(sorted_position, np.int64)
 
 
-def _cycle_behind(node: int, leaders: Sequence[Sequence[int]], place: Sequence[int]) -> list[int]:
+def _cycle_behind(node: int, leaders: Sequence[Sequence[int]], position: Sequence[int]) -> list[int]:
     """The nodes that wait for each other, found by going back from one that waits."""
     path: dict[int, int] = {}
     while node not in path:
         path[node] = len(path)
-        node = next(leader for leader in leaders[node] if place[leader] == MISSING)
+        node = next(leader for leader in leaders[node] if position[leader] == MISSING)
     return list(path)[path[node] :]
 
 
@@ -343,14 +343,14 @@ def _cell_codes(trace: Trace, calls: Array, words: Words, *, with_stacks: bool) 
     return codes, CellTexts(table, calls[examples], words, stacks)
 
 
-def _equal_ranks(rank: Array, place: Array, codes: Array) -> list[tuple[tuple[int, ...], tuple[Array, Array]]]:
+def _equal_ranks(rank: Array, position: Array, codes: Array) -> list[tuple[tuple[int, ...], tuple[Array, Array]]]:
     """Ranks with the same cells in the same rows, with these rows and cells; in the order of their first rank."""
-    order = np.lexsort((place, rank))
-    rank, place, codes = rank[order], place[order], codes[order]
+    order = np.lexsort((position, rank))
+    rank, position, codes = rank[order], position[order], codes[order]
     starts = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))
     ranks_by_content: dict[bytes, tuple[list[int], tuple[Array, Array]]] = {}
     for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(rank)], strict=True):
-        content = place[start:end], codes[start:end]
+        content = position[start:end], codes[start:end]
         key = content[0].tobytes() + b"|" + content[1].tobytes()
         ranks_by_content.setdefault(key, ([], content))[0].append(int(rank[start]))
     return [(tuple(ranks), content) for ranks, content in ranks_by_content.values()]

@@ -108,12 +108,12 @@ def _compile(log: LogBuilder, compile_id: str, seconds: float, *, breaks: bool =
 
 def _recompile_to_the_limit(log: LogBuilder, random: Random) -> None:
     code = "return self.head(hidden) / temperature"
-    place = f"# {code}  # {_FILE}:{_line('Scorer.forward', code)} in forward"
+    comment = f"# {code}  # {_FILE}:{_line('Scorer.forward', code)} in forward"
     values = [round(1 - 0.05 * number, 2) for number in range(_LIMIT + 1)]
     for version in range(1, _LIMIT + 1):
         compile_id = f"0/{version}"
         log.wait(0.5)
-        reasons = [f"0/{older}: temperature == {values[older]}    {place}" for older in reversed(range(version))]
+        reasons = [f"0/{older}: temperature == {values[older]}    {comment}" for older in reversed(range(version))]
         log.recompile(compile_id, reasons)
         if version < _LIMIT:
             _compile(log, compile_id, random.uniform(3, 4))

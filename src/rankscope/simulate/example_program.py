@@ -90,9 +90,9 @@ class ExampleProgram:
         group = self.groups.pp.get(rank)
         if group is None:
             return None, None, None
-        place = group.ranks.index(rank)
-        previous = group.ranks[place - 1] if place > 0 else None
-        following = group.ranks[place + 1] if place + 1 < len(group.ranks) else None
+        position = group.ranks.index(rank)
+        previous = group.ranks[position - 1] if position > 0 else None
+        following = group.ranks[position + 1] if position + 1 < len(group.ranks) else None
         return group, previous, following
 
     def _forward(self, rank: int) -> Step:

@@ -35,12 +35,12 @@ def write_parts(folder: Path, parts: Sequence[Part], prefix: str = "nccl_trace_r
         for rank, dump in part.run.dumps():
             if part.ranks is not None and rank not in part.ranks:
                 continue
-            place = folder / part.folder.format(host=part.run.host_of(rank))
-            place.mkdir(parents=True, exist_ok=True)
+            part_folder = folder / part.folder.format(host=part.run.host_of(rank))
+            part_folder.mkdir(parents=True, exist_ok=True)
             seen = _taken_earlier(dump, part.n_unmade[rank]) if rank in part.n_unmade else dump
             for entry in seen["entries"]:
                 entry.update({name: entry[name] + part.later_ns for name in _TIMES if entry[name]})
-            (place / f"{prefix}{part.first_rank + rank}").write_bytes(pickle.dumps(seen, protocol=2))
+            (part_folder / f"{prefix}{part.first_rank + rank}").write_bytes(pickle.dumps(seen, protocol=2))
 
 
 def _taken_earlier(dump: dict[str, Any], n_unmade: int) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import NamedTuple
 
 FAULTS = ("healthy", "stuck", "mismatch", "stalled", "exception", "killed")
 RELEASES = ("2.3", "2.6")  # 2.3 prints no times and no dump signals
 TIMEOUT_S = 600
 _START_S = 10 * 3600
 _WAIT = 600_020
+_DOWN = "To avoid data inconsistency, we are taking the entire process down."
 _WARNING = (
     "[PG ID 0 PG GUID 0 Rank {rank}]  using GPU {rank} as device used by this process is currently unknown. "
     "This can potentially cause a hang if this rank to GPU mapping is incorrect."
@@ -76,10 +78,30 @@ def _timeout(job: LogJob, rank: int, seq: int, op: str, at_s: float) -> Printed:
     else:
         status = f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}]  failure detected by watchdog at work sequence id: "
         status += f"{seq} PG status: last enqueued work: {seq}, last completed work: {seq - 1}"
-    return [
+    down_s = at_s + 60
+    where = f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}]" if job.release != "2.3" else f"[PG 0 Rank {rank}]"
+    thread = "Process group" if job.release != "2.3" else "NCCL"
+    lines = [
         (at_s, rank, _logged(job, rank, at_s, "E", 632, f"{caught} before timing out.")),
         (at_s + 0.1, rank, _logged(job, rank, at_s + 0.1, "E", 2268, status)),
+        (down_s, rank, _logged(job, rank, down_s, "E", 684, f"[Rank {rank}] {_DOWN}")),
+        (
+            down_s + 0.01,
+            rank,
+            _logged(
+                job,
+                rank,
+                down_s + 0.01,
+                "E",
+                1895,
+                f"{where} {thread} watchdog thread terminated with exception: {caught} before timing out.",
+            ),
+        ),
     ]
+    if job.release != "2.3":
+        fired = f"{where} First PG on this rank to signal dumping."
+        lines.append((at_s + 0.2, rank, _logged(job, rank, at_s + 0.2, "E", 1732, fired)))
+    return lines
 
 
 def _dump_signal(job: LogJob, rank: int, completed: int, by: int, at_s: float) -> Printed:
@@ -101,9 +123,11 @@ def _crash(job: LogJob, now_s: float) -> Printed:
     """The peers learn of it at once: their connection closes."""
     lines: Printed = []
     if job.fault == "exception":
-        error = ('File "/home/user/train.py", line 88, in load_batch', "batch = samples[index]", "KeyError: 'tokens'")
+        error = _Raised(
+            'File "/home/user/train.py", line 88, in load_batch', "batch = samples[index]", "KeyError: 'tokens'"
+        )
         lines += _traceback(job.culprit, now_s, error)
-    remote = (
+    remote = _Raised(
         'File "/home/user/train.py", line 61, in step',
         "dist.all_reduce(grads)",
         "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2772, remote process exited or there "
@@ -115,9 +139,16 @@ def _crash(job: LogJob, now_s: float) -> Printed:
     return lines + _launcher_end(job, job.culprit, 1 if job.fault == "exception" else -9, now_s + 1.5)
 
 
-def _traceback(rank: int, at_s: float, error: tuple[str, str, str]) -> Printed:
-    frame, code, exception = error
-    texts = ("Traceback (most recent call last):", f"  {frame}", f"    {code}", exception)
+class _Raised(NamedTuple):
+    """An exception as its traceback shows it."""
+
+    frame: str
+    code: str
+    exception: str
+
+
+def _traceback(rank: int, at_s: float, error: _Raised) -> Printed:
+    texts = ("Traceback (most recent call last):", f"  {error.frame}", f"    {error.code}", error.exception)
     return [(at_s + number / 1e6, rank, f"[rank{rank}]: {text}") for number, text in enumerate(texts)]
 
 

@@ -22,10 +22,14 @@ def build_job(spec: JobSpec) -> Job:
     numbers: list[list[int]] = [[] for _ in generations]
     for step in range(spec.steps):
         numbers[spec.generation_of(step)].append(step)
-    restarts = frozenset(own[0] for own in numbers[1:])
+    restarts = frozenset(step_numbers[0] for step_numbers in numbers[1:])
     programs = [
         Program(
-            tuple(step for own, each in zip(numbers, writers, strict=True) for step in each.steps_of(rank, own)),
+            tuple(
+                step
+                for step_numbers, each in zip(numbers, writers, strict=True)
+                for step in each.steps_of(rank, step_numbers)
+            ),
             restarts,
         )
         for rank in range(spec.mesh.world)

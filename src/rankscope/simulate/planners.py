@@ -105,7 +105,9 @@ def _first_waiting_for(place: Place, run: Run) -> Call | None:
     for number, other in enumerate(run.ranks):
         call = other.pending
         if call is not None and number != place.rank and place.rank in call.partners:
-            answers = [i for i, own in enumerate(never_made) if own.group is call.group and number in own.partners]
+            answers = [
+                i for i, future in enumerate(never_made) if future.group is call.group and number in future.partners
+            ]
             if answers:
                 waits.append((answers[0], other.arrived_ns[-1], call))
     if not waits:
@@ -194,15 +196,15 @@ def _may_be_shifted(place: Place) -> bool:
 def _plan_shift(place: Place, program: Program, position: int, note: str) -> Attempt | None:
     """A program in which the rank's calls on one group are shifted against its peers' from a position on."""
     group = place.call.group
-    own = _collectives_on(group, program)
+    calls = _collectives_on(group, program)
     normal = _collectives_on(group, place.program)
     # In a row of equal calls the shift shows only at the end of the row.
-    while position < min(len(own), len(normal)) and own[position].looks_like(normal[position]):
+    while position < min(len(calls), len(normal)) and calls[position].looks_like(normal[position]):
         position += 1
-    if position >= len(own):
+    if position >= len(calls):
         return None
-    made = own[position]
-    is_repeat = len(own) > len(normal)
+    made = calls[position]
+    is_repeat = len(calls) > len(normal)
 
     def judge(run: Run) -> Truth | None:
         if not run.is_hung or _n_enqueued(group, run.ranks[place.rank]) <= position:
@@ -270,13 +272,13 @@ def _plan_p2p(place: Place) -> Attempt | None:
         waiting = run.ranks[dropped.peer].pending
         if waiting is None or (not dropped.is_send, place.rank) not in waiting.transfers:
             return None
-        own = run.ranks[place.rank].pending
+        pending = run.ranks[place.rank].pending
         return Truth(
             "p2p-unmatched",
             (place.rank,),
             call.group.desc,
             op,
-            own.site.location if own else None,
+            pending.site.location if pending else None,
             waiting.site.location,
             f"Rank {place.rank} skipped its {op} {preposition} rank {dropped.peer} in step {place.step}.",
         )
@@ -298,11 +300,11 @@ def _plan_groups(place: Place) -> Attempt | None:
     made_in = max(step for step in range(place.step + 1) if spec.starts_generation(step))
 
     def judge(run: Run) -> Truth | None:
-        own = run.ranks[place.rank].pending
-        if own is None or own.group not in other:
+        pending = run.ranks[place.rank].pending
+        if pending is None or pending.group not in other:
             return None
         note = f"Rank {place.rank} created its groups dp and ep in the opposite order, before step {made_in}."
-        return Truth("group-order", (place.rank,), own.group.desc, own.op, own.site.location, None, note)
+        return Truth("group-order", (place.rank,), pending.group.desc, pending.op, pending.site.location, None, note)
 
     return Attempt(place.changes(program), judge)
 

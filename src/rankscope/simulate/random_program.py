@@ -77,9 +77,9 @@ class RandomProgram:
         return (call,)
 
     def _transfers(self, rank: int, group: Group, phase: Phase) -> Step:
-        place, last = group.ranks.index(rank), len(group.ranks) - 1
-        incoming = [Transfer(False, group.ranks[place - 1])] if place > 0 else []
-        outgoing = [Transfer(True, group.ranks[place + 1])] if place < last else []
+        position, last = group.ranks.index(rank), len(group.ranks) - 1
+        incoming = [Transfer(False, group.ranks[position - 1])] if position > 0 else []
+        outgoing = [Transfer(True, group.ranks[position + 1])] if position < last else []
         sizes = ((phase.rows, 16),)
         if phase.op == "chain":
             return tuple(

@@ -242,8 +242,8 @@ def _sizes(shapes: tuple[Shape, ...]) -> list[list[int]]:
 
 
 def _transfer_name(group: Group, rank: int, transfer: Transfer) -> str:
-    own, peer = group.ranks.index(rank), group.ranks.index(transfer.peer)
-    return f"nccl:send {own}->{peer}" if transfer.is_send else f"nccl:recv {own}<-{peer}"
+    sender, peer = group.ranks.index(rank), group.ranks.index(transfer.peer)
+    return f"nccl:send {sender}->{peer}" if transfer.is_send else f"nccl:recv {sender}<-{peer}"
 
 
 def _downgrade(dump: dict[str, Any], version: str) -> None:

@@ -181,8 +181,8 @@ def example_sites() -> dict[str, Site]:
         for part in stack:
             if part not in frames:
                 frames[part] = _frame(part, sources)
-        own = next(frames[part] for part in stack if isinstance(part, Statement))
-        location = (str(own["filename"]), int(own["line"]), str(own["name"]))
+        statement = next(frames[part] for part in stack if isinstance(part, Statement))
+        location = (str(statement["filename"]), int(statement["line"]), str(statement["name"]))
         thread = "pt_autograd_0" if name == "tp_backward" else "python"
         sites[name] = Site(location, tuple(frames[part] for part in stack[:_MAX_FRAMES]), thread)
     return sites

@@ -14,31 +14,31 @@ _EXCESS = 3  # what a wrong size adds: no other size of the job differs by it
 
 def uneven_call(op: str, group: Group, rank: int, site: Site) -> Call:
     """The call of one member. Member i sends or holds _share(i, j) rows for or of member j."""
-    n_members, own = len(group.ranks), group.ranks.index(rank)
+    n_members, position = len(group.ranks), group.ranks.index(rank)
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
     if op == "all_to_all":
-        sent = sum(_share(own, other) for other in range(n_members))
-        taken = sum(_share(other, own) for other in range(n_members))
+        sent = sum(_share(position, other) for other in range(n_members))
+        taken = sum(_share(other, position) for other in range(n_members))
         inputs, outputs = ((sent, _WIDTH),), ((taken, _WIDTH),)
     else:
         parts = tuple((_share(member, 0), _WIDTH) for member in range(n_members))
-        inputs, outputs = ((parts[own],), parts) if op == "all_gather" else (parts, (parts[own],))
+        inputs, outputs = ((parts[position],), parts) if op == "all_gather" else (parts, (parts[position],))
     return Call(group, op, site, inputs, outputs, agreement=("shares", op))
 
 
 def with_wrong_size(call: Call, rank: int) -> Call:
     """The rank has miscounted its own rows."""
-    own = call.group.ranks.index(rank)
+    position = call.group.ranks.index(rank)
 
-    def grown(sizes: tuple[tuple[int, ...], ...], place: int) -> tuple[tuple[int, ...], ...]:
-        return tuple((size[0] + _EXCESS, *size[1:]) if at == place else size for at, size in enumerate(sizes))
+    def grown(sizes: tuple[tuple[int, ...], ...], position: int) -> tuple[tuple[int, ...], ...]:
+        return tuple((size[0] + _EXCESS, *size[1:]) if at == position else size for at, size in enumerate(sizes))
 
-    inputs = grown(call.input_sizes, own if call.op == "reduce_scatter" else 0)
+    inputs = grown(call.input_sizes, position if call.op == "reduce_scatter" else 0)
     outputs = (
         call.output_sizes
         if call.op == "all_to_all"
-        else grown(call.output_sizes, own if call.op == "all_gather" else 0)
+        else grown(call.output_sizes, position if call.op == "all_gather" else 0)
     )
     return replace(call, input_sizes=inputs, output_sizes=outputs, agreement=("shares", call.op, rank))
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 WIDTH, BATCH = 128, 32
 PAUSE_S = 0.03
@@ -174,7 +174,17 @@ def evaluating(options: Options, is_late: bool) -> None:
         if is_late:
             with torch.no_grad():
                 for _ in range(20):
-                    torch.mm(weights, weights).sum().item()  # planted: extra
+                    torch.mm(weights, weights)  # planted: evaluation
+
+    train(options, act)
+
+
+def reading_results(options: Options, is_late: bool) -> None:
+    values = torch.randn(3000)
+
+    def act(step: int) -> None:
+        if is_late:
+            [value.item() for value in values]  # planted: extra
 
     train(options, act)
 
@@ -185,6 +195,28 @@ def working_more(options: Options, is_late: bool) -> None:
 
     def act(step: int) -> None:
         torch.mm(first, second)  # planted: longer
+
+    train(options, act)
+
+
+def batching(options: Options, is_late: bool) -> None:
+    """A larger batch for one rank, from its own loader."""
+    size = 16 * BATCH if is_late else BATCH
+    loader = DataLoader(TensorDataset(torch.randn(options.steps * size, WIDTH)), size)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 2000), nn.ReLU(), nn.Linear(2000, 10)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for (batch,) in loader:
+        model(batch).square().mean().backward()  # planted: more
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def other_type(options: Options, is_late: bool) -> None:
+    weights = torch.randn(700, 700, dtype=torch.float64 if is_late else torch.float32)
+
+    def act(step: int) -> None:
+        for _ in range(4):
+            torch.mm(weights, weights)  # planted: dtype
 
     train(options, act)
 
@@ -225,7 +257,10 @@ CAUSES = {
     "transfer": reading,
     "lock": locking,
     "python-lock": sharing_python,
-    "extra": evaluating,
+    "extra": reading_results,
+    "evaluation": evaluating,
+    "more": batching,
+    "dtype": other_type,
     "longer": working_more,
     "optimizer": stepping,
     "compile": compiling,

@@ -182,13 +182,13 @@ def _missing_peers(graph: RankGraph, absent: dict[int, list[str]], kind: str) ->
 
 def _wrong_peers(graph: RankGraph, rows: Array, names: tuple[str, str], world_size: int) -> Breach:
     peer_name, own_name = names
-    peers, own = graph.integers(peer_name, rows), graph.integers(own_name, rows)
+    peers, own_ranks = graph.integers(peer_name, rows), graph.integers(own_name, rows)
     has_peer = np.array([graph.attribute(row, peer_name) is not None for row in rows.tolist()], bool)
     wrong = has_peer & (peers < 0)
     wrong |= peers >= world_size
     if graph.rank is not None:
         wrong |= peers == graph.rank
-        wrong |= (own != MISSING) & (own != graph.rank)
+        wrong |= (own_ranks != MISSING) & (own_ranks != graph.rank)
 
     def sentence(row: int) -> str:
         attributes = {name: graph.attribute(row, name) for name in (peer_name, own_name)}

@@ -34,21 +34,21 @@ class Calls(NamedTuple):
 def collectives_by_group(graphs: Sequence[RankGraph], books: Sequence[Groups]) -> dict[GroupKey, list[Calls]]:
     """Groups with at least one collective. A member that never calls has no rows, as long as its file is there."""
     called: dict[GroupKey, dict[int, Calls]] = defaultdict(dict)
-    for place, (graph, groups) in enumerate(zip(graphs, books, strict=True)):
+    for number, (graph, groups) in enumerate(zip(graphs, books, strict=True)):
         rows = graph.comm_rows
         is_collective = graph.type[rows] == COMM_COLL
         names = np.array(groups.names, object)
         for name in sorted(set(names[is_collective].tolist())):
-            own = rows[is_collective & (names == name)]
+            group_rows = rows[is_collective & (names == name)]
             ranks = groups.described.get(name)
             if ranks is not None and (graph.rank is None or graph.rank in ranks):
-                called[GroupKey(name, ranks)][place] = Calls(graph, own[np.argsort(graph.by_time[own])])
+                called[GroupKey(name, ranks)][number] = Calls(graph, group_rows[np.argsort(graph.by_time[group_rows])])
     nothing = np.empty(0, np.int64)
     return {
         key: [
-            calls.get(place, Calls(graph, nothing))
-            for place, graph in enumerate(graphs)
-            if place in calls or graph.rank in key.ranks
+            calls.get(number, Calls(graph, nothing))
+            for number, graph in enumerate(graphs)
+            if number in calls or graph.rank in key.ranks
         ]
         for key, calls in called.items()
     }
@@ -77,9 +77,9 @@ def transfers(graph: RankGraph, kind: int) -> list[tuple[int, Transfer]]:
     rows = rows[np.argsort(graph.by_time[rows])]
     peers = graph.integers("comm_dst" if kind == COMM_SEND else "comm_src", rows).tolist()
     tags = graph.integers("comm_tag", rows).tolist()
-    own = graph.rank if graph.rank is not None else MISSING
+    rank = graph.rank if graph.rank is not None else MISSING
     return [
-        (row, Transfer(own, peer, tag) if kind == COMM_SEND else Transfer(peer, own, tag))
+        (row, Transfer(rank, peer, tag) if kind == COMM_SEND else Transfer(peer, rank, tag))
         for row, peer, tag in zip(rows.tolist(), peers, tags, strict=True)
         if peer != graph.rank
     ]

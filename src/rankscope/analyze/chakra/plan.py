@@ -53,8 +53,8 @@ class Plan:
 
     def locate(self, node: int) -> tuple[int, int]:
         """(which graph, row)"""
-        place = bisect_right(self.offsets, node) - 1
-        return place, node - self.offsets[place]
+        number = bisect_right(self.offsets, node) - 1
+        return number, node - self.offsets[number]
 
 
 def plan_of(graphs: Sequence[RankGraph], books: Sequence[Groups]) -> Plan:
@@ -62,8 +62,8 @@ def plan_of(graphs: Sequence[RankGraph], books: Sequence[Groups]) -> Plan:
     n_nodes = int(offsets[-1])
     edges = [graph.edges for graph in graphs]
     shifts = offsets[:-1].tolist()
-    before = _joined([own + shift for (own, _), shift in zip(edges, shifts, strict=True)])
-    after = _joined([own + shift for (_, own), shift in zip(edges, shifts, strict=True)])
+    before = _joined([nodes + shift for (nodes, _), shift in zip(edges, shifts, strict=True)])
+    after = _joined([nodes + shift for (_, nodes), shift in zip(edges, shifts, strict=True)])
     child_starts, children = children_of(n_nodes, before, after)
     queue, n_queues = _queues(graphs)
     start, duration = (_joined([getattr(graph, name) for graph in graphs]) for name in ("start_ns", "duration_ns"))

@@ -54,7 +54,7 @@ def check_collectives(graphs: Sequence[RankGraph], books: Sequence[Groups]) -> I
     for key, calls in collectives_by_group(graphs, books).items():
         types = [call.graph.integers("comm_type", call.rows) for call in calls]
         sizes = [call.graph.integers("comm_size", call.rows) for call in calls]
-        ways = [(own.tobytes(), amounts.tobytes()) for own, amounts in zip(types, sizes, strict=True)]
+        ways = [(op_types.tobytes(), amounts.tobytes()) for op_types, amounts in zip(types, sizes, strict=True)]
         usual = ways.index(Counter(ways).most_common(1)[0][0])
         for odd in (index for index, way in enumerate(ways) if way != ways[usual]):
             n_shared = min(len(types[odd]), len(types[usual]))
@@ -76,16 +76,16 @@ def _mismatch(key: GroupKey, odd: Calls, usual: Calls, n_same: int) -> Breach:
 
 
 def _unequal(key: GroupKey, pair: tuple[Calls, Calls], n_same: int) -> Breach:
-    own, usual = (call.graph.integers("comm_size", call.rows[:n_same]) for call in pair)
+    actual, usual = (call.graph.integers("comm_size", call.rows[:n_same]) for call in pair)
     odd, other = pair
-    places = np.flatnonzero(own != usual)
+    places = np.flatnonzero(actual != usual)
     place_of = dict(zip(odd.rows[places].tolist(), places.tolist(), strict=True))
 
     def sentence(row: int) -> str:
-        place = place_of[row]
+        position = place_of[row]
         return (
-            f"It is collective {place + 1} of {key}: rank {odd.graph.rank} gives it {own[place]} bytes, "
-            f"rank {other.graph.rank} {usual[place]}."
+            f"It is collective {position + 1} of {key}: rank {odd.graph.rank} gives it {actual[position]} bytes, "
+            f"rank {other.graph.rank} {usual[position]}."
         )
 
     return Breach("collective-size", odd.graph, odd.rows[places], sentence)
@@ -97,9 +97,9 @@ def check_transfers(graphs: Sequence[RankGraph]) -> Iterator[Breach]:
     for ends, others, partner in ((sends, receives, "receive"), (receives, sends, "send")):
         lonely: dict[int, list[int]] = defaultdict(list)
         for key, entries in ends.items():
-            for place, row in entries[len(others.get(key, ())) :]:
-                lonely[place].append(row)
-        yield from (_unmatched(graphs[place], rows, partner) for place, rows in lonely.items())
+            for number, row in entries[len(others.get(key, ())) :]:
+                lonely[number].append(row)
+        yield from (_unmatched(graphs[number], rows, partner) for number, rows in lonely.items())
 
 
 def _ends(graphs: Sequence[RankGraph], kind: int) -> dict[tuple[Transfer, int], list[tuple[int, int]]]:
@@ -107,9 +107,9 @@ def _ends(graphs: Sequence[RankGraph], kind: int) -> dict[tuple[Transfer, int], 
     present = {graph.rank for graph in graphs}
     ends: dict[tuple[Transfer, int], list[tuple[int, int]]] = defaultdict(list)
     for index, graph in enumerate(graphs):
-        own = [(row, transfer) for row, transfer in transfers(graph, kind) if {*transfer[:2]} <= present]
-        sizes = graph.integers("comm_size", np.array([row for row, _ in own], np.int64)).tolist()
-        for (row, transfer), size in zip(own, sizes, strict=True):
+        known_ends = [(row, transfer) for row, transfer in transfers(graph, kind) if {*transfer[:2]} <= present]
+        sizes = graph.integers("comm_size", np.array([row for row, _ in known_ends], np.int64)).tolist()
+        for (row, transfer), size in zip(known_ends, sizes, strict=True):
             ends[transfer, size].append((index, row))
     return ends
 

@@ -82,8 +82,8 @@ def _deadlock(graphs: Sequence[RankGraph], plan: Plan, outcome: Outcome) -> Dead
         meeting = plan.meetings[number]
         not_joined = [graphs[plan.locate(node)[0]].rank for node in meeting.nodes if node not in joined]
         awaited = ", ".join(str(rank) for rank in [*not_joined, *meeting.absent_ranks][:_STUCK_SHOWN])
-        for place, row in map(plan.locate, joined):
-            stuck.append(_stuck_node(graphs[place], row, f"rank {awaited} to join {meeting.what}"))
+        for rank_number, row in map(plan.locate, joined):
+            stuck.append(_stuck_node(graphs[rank_number], row, f"rank {awaited} to join {meeting.what}"))
     for graph in graphs:
         cycle = find_cycle(len(graph), *graph.edges).tolist()
         for row, awaited_row in zip(cycle, [*cycle[1:], *cycle[:1]], strict=True):

@@ -30,14 +30,14 @@ def measure(trace: Trace, values: str, keys: Sequence[str], per: Basis, only: Se
     sql = _per_step(values, keys, steps) if per == "step" else _per_call(values, keys)
     rows = trace.sql(sql).columns()
     names = list(zip(*(rows[key].tolist() for key in keys), strict=True))
-    known = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    place = np.array([known[name] for name in names], np.int64)
+    known = {name: position for position, name in enumerate(dict.fromkeys(names))}
+    position = np.array([known[name] for name in names], np.int64)
     units, column = np.unique(rows["unit"], return_inverse=True)
     if per == "step":
         units, n_steps = _steps_of(trace, steps)
         column = np.searchsorted(units, rows["unit"])
     shape = (len(known), len(units))
-    total, squares, calls = (_grid(shape, place, column, rows[name]) for name in ("total", "squares", "n_calls"))
+    total, squares, calls = (_grid(shape, position, column, rows[name]) for name in ("total", "squares", "n_calls"))
     n = np.broadcast_to(n_steps, shape) if per == "step" else calls
     error, mean = standard_error(n, total, squares), total / np.maximum(n, 1)
     count = calls / np.maximum(n, 1) if per == "step" else np.full(shape, np.nan)

@@ -46,12 +46,12 @@ def pair_up(
     left, right = dict.fromkeys(range(len(old))), dict.fromkeys(range(len(new)))
     for same in likenesses:
         by_key: dict[Hashable, list[int]] = defaultdict(list)
-        for place in right:
-            by_key[same(new[place])].append(place)
+        for position in right:
+            by_key[same(new[position])].append(position)
         pairs = [(ours, theirs) for ours in left for theirs in by_key.get(same(old[ours]), ())]
         for ours, theirs in sorted(pairs, key=lambda pair: distance(old[pair[0]], new[pair[1]])):
             if ours in left and theirs in right:
                 del left[ours], right[theirs]
                 yield old[ours], new[theirs]
-    yield from ((old[place], None) for place in left)
-    yield from ((None, new[place]) for place in right)
+    yield from ((old[position], None) for position in left)
+    yield from ((None, new[position]) for position in right)

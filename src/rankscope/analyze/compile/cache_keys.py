@@ -147,22 +147,22 @@ class _Payload(msgspec.Struct):
 
 def _components(trace: Trace, event: Row, known: _Known) -> dict[str, tuple[str, str]]:
     """Component -> its hash, which counts, and its text: `[hash] inductor_config[dce]: False`."""
-    place = (event["file_id"], event["record"])
-    if place not in known:
-        known[place] = {}
-        for text in _texts(trace, place):
+    record_key = (event["file_id"], event["record"])
+    if record_key not in known:
+        known[record_key] = {}
+        for text in _texts(trace, record_key):
             digest, _, rest = text.removeprefix("[").partition("] ")
             name, _, value = rest.partition(": ")
-            known[place][name] = (digest, value)
-    return known[place]
+            known[record_key][name] = (digest, value)
+    return known[record_key]
 
 
-def _texts(trace: Trace, place: tuple[int, int]) -> list[str]:
+def _texts(trace: Trace, record_key: tuple[int, int]) -> list[str]:
     records = trace.table("compile_records")
-    rows = np.flatnonzero((records.array("file_id") == place[0]) & (records.array("record") == place[1]))
+    rows = np.flatnonzero((records.array("file_id") == record_key[0]) & (records.array("record") == record_key[1]))
     for row in records.take(rows[:1]).rows():
         try:
-            return msgspec.json.decode(mapped_log(trace, place[0]).payload(row), type=_Payload).components
+            return msgspec.json.decode(mapped_log(trace, record_key[0]).payload(row), type=_Payload).components
         except (msgspec.DecodeError, UnicodeDecodeError):
             return []
     return []

@@ -59,7 +59,7 @@ class Chain(NamedTuple):
 
     @property
     def limit(self) -> str:
-        return next((one.limit for own in self.versions.values() for one in own if one.limit), "")
+        return next((one.limit for versions in self.versions.values() for one in versions if one.limit), "")
 
 
 def is_limit(fail_type: str, fail_reason: str) -> bool:
@@ -99,8 +99,8 @@ def _make_chains(trace: Trace) -> list[Chain]:
         merged.setdefault(key, {}).setdefault(rows[0]["rank"], []).extend(versions)
     alike: dict[tuple[Any, ...], dict[int, list[Version]]] = {}
     for (run, site), versions_of in merged.items():
-        for rank, own in versions_of.items():
-            alike.setdefault((run, site, _signature(own)), {})[rank] = own
+        for rank, rank_versions in versions_of.items():
+            alike.setdefault((run, site, _signature(rank_versions)), {})[rank] = rank_versions
     return [Chain(run, site, versions) for (run, site, _), versions in sorted(alike.items(), key=lambda item: item[0])]
 
 

@@ -64,20 +64,20 @@ def _describe_time(trace: Trace, run: int, ledger: Table, notes: tuple[str, ...]
         totals[rank] = totals.get(rank, 0) + total
     slowest = max(sorted(totals), key=lambda rank: totals[rank])
     cost = totals[slowest]
-    own = list(ledger.take(np.flatnonzero(ledger.array("rank") == slowest)).rows())
+    slowest_rows = list(ledger.take(np.flatnonzero(ledger.array("rank") == slowest)).rows())
     span, of_what = _job_span(trace, run)
     share = min(cost / span, 1.0) if span > 0 else 0.0
-    n_compilations = sum(row["n_compilations"] for row in own)
-    phases = {name: sum(row[name] for row in own) for name in PHASES}
-    parts = {name: sum(row[f"{name}_ns"] for row in own) for name in ("forward", "backward", "runtime")}
+    n_compilations = sum(row["n_compilations"] for row in slowest_rows)
+    phases = {name: sum(row[name] for row in slowest_rows) for name in PHASES}
+    parts = {name: sum(row[f"{name}_ns"] for row in slowest_rows) for name in ("forward", "backward", "runtime")}
     title = f"compiling took {cost_on(cost, len(totals))}: {count_noun(n_compilations, 'compilation')} "
-    title += f"of {count_noun(len(own), 'function')}"
+    title += f"of {count_noun(len(slowest_rows), 'function')}"
     return Finding(
         severity="warning" if cost > _LONG_NS and share > _LARGE_SHARE else "info",
         certainty="certain",
         title=title,
         ranks=ranks_of(totals),
-        location=Site(own[0]["file"], own[0]["line"], own[0]["function"]).location,
+        location=Site(slowest_rows[0]["file"], slowest_rows[0]["line"], slowest_rows[0]["function"]).location,
         evidence=Evidence(
             certain=(
                 f"by phase: {_shares(phases, cost, _PHASE_NAMES)}",
@@ -88,11 +88,11 @@ def _describe_time(trace: Trace, run: int, ledger: Table, notes: tuple[str, ...]
                 *((f"these numbers are for rank {slowest}, which took longest",) if len(totals) > 1 else ()),
                 *notes,
             ),
-            comparison=_most_expensive(own, cost),
+            comparison=_most_expensive(slowest_rows, cost),
             cost_ns=cost,
             facts={
                 "ranks": [{"rank": rank, "total_ns": total} for rank, total in sorted(totals.items())],
-                "ledger": own[:_MAX_FACTS],
+                "ledger": slowest_rows[:_MAX_FACTS],
                 "phases": phases,
                 "parts": parts,
                 "span_ns": span,
@@ -121,8 +121,8 @@ def _most_expensive(rows: list[Row], total: int) -> Comparison:
 def _job_span(trace: Trace, run: int) -> tuple[int, str]:
     """How long the job ran, as far as the capture shows: the logs, and other traces of the same time."""
     logs = trace.table("compile_logs")
-    own = logs.take(np.flatnonzero(logs.array("run") == run))
-    first, last = own.array("first_ns"), own.array("last_ns")
+    run_logs = logs.take(np.flatnonzero(logs.array("run") == run))
+    first, last = run_logs.array("first_ns"), run_logs.array("last_ns")
     known = first > 0
     if not known.any():
         return 0, ""

@@ -136,9 +136,9 @@ def _paired(marks: _Marks) -> _Pieces:
     stack: list[int] = []
     open_ones: dict[tuple[str, str | None], list[int]] = defaultdict(list)
     for mark, (phase, name, compile_id) in enumerate(zip(marks.phases, marks.names, marks.compile_ids, strict=True)):
-        own, others = open_ones[name, compile_id], open_ones[name, None]
+        same_compilation, others = open_ones[name, compile_id], open_ones[name, None]
         if phase == "E":
-            piece = _last_open(own, state)
+            piece = _last_open(same_compilation, state)
             piece = _last_open(others, state) if piece < 0 else piece
             if piece >= 0:
                 end[piece], state[piece] = mark, _SPAN
@@ -148,7 +148,7 @@ def _paired(marks: _Marks) -> _Pieces:
         outer.append(stack[-1] if stack else -1)
         if phase == "B":
             stack.append(len(begin))
-            own.append(len(begin))
+            same_compilation.append(len(begin))
             others.append(len(begin))
         begin.append(mark)
         end.append(mark if phase in ("X", "E") else -1)

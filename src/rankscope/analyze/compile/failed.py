@@ -149,7 +149,7 @@ def restarts_of(trace: Trace) -> list[Restart]:
                 group = (sites.run(key[0]), sites.of_row[position], reason)
                 groups.setdefault(group, {}).setdefault(key[1], []).append(max(lost_ns, 0) // len(logged))
     return [
-        Restart(run, site, reason, max(map(len, lost.values())), {rank: sum(own) for rank, own in lost.items()})
+        Restart(run, site, reason, max(map(len, lost.values())), {rank: sum(times) for rank, times in lost.items()})
         for (run, site, reason), lost in groups.items()
     ]
 

@@ -57,8 +57,8 @@ class GraphDifference(NamedTuple):
 def graph_text(trace: Trace, file_id: int, compile_id: str) -> str:
     """The graph that a compilation captured; of several the last, since restarts throw the others away."""
     graphs, records = trace.table("compile_graphs"), trace.table("compile_records")
-    own = (graphs.array("file_id") == file_id) & graphs.text("compile_id").equals(compile_id)
-    numbers = graphs.array("record")[own]
+    is_graph = (graphs.array("file_id") == file_id) & graphs.text("compile_id").equals(compile_id)
+    numbers = graphs.array("record")[is_graph]
     if not len(numbers):
         return ""
     at = (records.array("file_id") == file_id) & (records.array("record") == numbers[-1])

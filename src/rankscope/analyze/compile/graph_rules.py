@@ -233,8 +233,8 @@ Reason = tuple[str, Location | None]
 
 def _rows_of(trace: Trace, table: str, unit: Unit) -> list[dict[str, Any]]:
     source = trace.table(table)
-    own = (source.array("file_id") == unit.file_id) & source.text("compile_id").equals(unit.compile_id)
-    return list(source.take(own.nonzero()[0]).rows())
+    is_unit = (source.array("file_id") == unit.file_id) & source.text("compile_id").equals(unit.compile_id)
+    return list(source.take(is_unit.nonzero()[0]).rows())
 
 
 def _failure(trace: Trace, unit: Unit, first: _Split, units: dict[int, Unit]) -> Reason:

@@ -42,13 +42,13 @@ def compile_graphs(trace: Trace) -> Table:
     positions: dict[tuple[int, int], int] = {}
     rows = []
     for record in _graph_records(trace):
-        place = (runs[record["file_id"]], record["rank"])
-        position = positions.get(place, 0)
-        positions[place] = position + 1
+        process = (runs[record["file_id"]], record["rank"])
+        position = positions.get(process, 0)
+        positions[process] = position + 1
         rows.append(
             {
                 **record,
-                "run": place[0],
+                "run": process[0],
                 "position": position,
                 **_described(trace, record, known),
                 **sites.get((record["file_id"], record["compile_id"]), {}),

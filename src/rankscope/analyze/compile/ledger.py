@@ -103,8 +103,8 @@ def _times(trace: Trace, compilations: Table) -> Times:
         rows = [spans.get(key, {}) for key in keys_of(compilations)]
         span_columns = [np.array([row.get(name, 0) for row in rows], np.int64) for name in _SPANS]
         total, aot, inductor, code_gen = (
-            np.where(untold, span, own)
-            for span, own in zip(span_columns, (total, aot, inductor, code_gen), strict=True)
+            np.where(untold, span, measured)
+            for span, measured in zip(span_columns, (total, aot, inductor, code_gen), strict=True)
         )
     triton, autotune = _known(compilations, "triton_ns"), _known(compilations, "autotune_ns")
     return Times(total, aot, inductor, code_gen, triton, autotune)
@@ -117,9 +117,9 @@ def _span_times(trace: Trace) -> dict[Key, dict[str, int]]:
     events = trace.table("compile_events")
     is_wanted = np.isin(events.text("name").to_objects(), list(names))
     for event in events.take(np.flatnonzero(is_wanted)).rows():
-        own = longest.setdefault(key_of(event), {})
+        phases = longest.setdefault(key_of(event), {})
         phase = names[event["name"]]
-        own[phase] = max(own.get(phase, 0), event["duration_ns"])
+        phases[phase] = max(phases.get(phase, 0), event["duration_ns"])
     return longest
 
 

@@ -62,7 +62,7 @@ def runs_of(logs: list[Row]) -> list[int]:
     for log in sorted(logs, key=lambda log: (log["first_ns"], log["file_id"])):
         if not log["n_unresolved"]:  # a forked process continues its parent's run, however late it writes
             by_rank.setdefault(log["rank"], []).append(log)
-    generations = max((_generations(own) for own in by_rank.values()), key=len, default=[])
+    generations = max((_generations(logs_of_rank) for logs_of_rank in by_rank.values()), key=len, default=[])
     if len(generations) < 2:
         return [0] * len(logs)
     return [min(range(len(generations)), key=lambda run: _distance(log, generations[run])) for log in logs]
@@ -105,9 +105,9 @@ def _base(path: str) -> str:
 def _name_unranked(logs: list[Row]) -> None:
     """A job whose logs have no rank at all is not distributed: its one process is rank 0."""
     for run in {log["run"] for log in logs}:
-        own = [log for log in logs if log["run"] == run]
-        if all(log["rank"] == MISSING for log in own):
-            for log in own:
+        run_logs = [log for log in logs if log["run"] == run]
+        if all(log["rank"] == MISSING for log in run_logs):
+            for log in run_logs:
                 log["rank"] = 0
 
 
@@ -127,13 +127,13 @@ def _without(table: Table, left_out: set[tuple[int, int]]) -> Table:
 
 def _with_ranks(table: Table, ranks: dict[int, int]) -> Table:
     """Rows without a rank take their file's."""
-    own, files = table.array("rank"), table.array("file_id")
-    if not (own == MISSING).any():
+    known_ranks, files = table.array("rank"), table.array("file_id")
+    if not (known_ranks == MISSING).any():
         return table
-    of_file = np.full(max([*ranks, int(files.max()), 0]) + 1, MISSING, own.dtype)
+    of_file = np.full(max([*ranks, int(files.max()), 0]) + 1, MISSING, known_ranks.dtype)
     for file, rank in ranks.items():
         of_file[file] = rank
-    return table.replaced({"rank": np.where(own == MISSING, of_file[files], own)})
+    return table.replaced({"rank": np.where(known_ranks == MISSING, of_file[files], known_ranks)})
 
 
 def _inherited_names(trace: Trace, logs: list[Row]) -> dict[tuple[int, str], str]:

@@ -142,9 +142,9 @@ def _make_sites(trace: Trace) -> Sites:
 def _reused(compilations: Table, sites: list[Site]) -> dict[Key, list[tuple[int, int, Site]]]:
     sites_of: dict[Key, list[tuple[int, int, Site]]] = {}
     places = zip(compilations.array("record").tolist(), compilations.array("start_ns").tolist(), sites, strict=True)
-    for key, place in zip(keys_of(compilations), places, strict=True):
-        sites_of.setdefault(key, []).append(place)
-    return {key: sorted(own) for key, own in sites_of.items() if len({site for _, _, site in own}) > 1}
+    for key, compiled_at in zip(keys_of(compilations), places, strict=True):
+        sites_of.setdefault(key, []).append(compiled_at)
+    return {key: sorted(uses) for key, uses in sites_of.items() if len({site for _, _, site in uses}) > 1}
 
 
 def _definitions(rows: Iterable[tuple[Any, ...]]) -> dict[tuple[int, str, str], list[int]]:
@@ -177,8 +177,8 @@ def _own_files(stacks: Table) -> dict[str, bool]:
 def _callers(stacks: Table) -> dict[Key, Site]:
     """The user's innermost line under which each compilation started: it is shown instead of torch's own code, such as
     the wrapper of a module. Rows go from the outermost call inward."""
-    own = np.flatnonzero(stacks.array("is_user"))
-    part = stacks.take(own[last_rows(row_keys(stacks)[own])])
+    user_rows = np.flatnonzero(stacks.array("is_user"))
+    part = stacks.take(user_rows[last_rows(row_keys(stacks)[user_rows])])
     places = zip(part.text("file").tolist(), part.array("line").tolist(), part.text("function").tolist(), strict=True)
     sites = (Site(file, line, base_function(function)[0], True) for file, line, function in places)
     return dict(zip(keys_of(part), sites, strict=True))

@@ -132,7 +132,7 @@ def _finding(kind: str, site: Site, stalls: Sequence[Stall]) -> Finding:
     lost = _lost_ns(stalls)
     is_again = worst.compile_id.rpartition("/")[2] not in ("", "0")
     return Finding(
-        severity="warning",
+        severity="warning" if is_again or n_times > 1 else "info",  # everybody compiles once, at the start
         certainty="likely",
         title=_title(kind, ranks, lost, n_times) + f" while compiling {site.name}",
         ranks=ranks,

@@ -47,8 +47,8 @@ def _find_processes(trace: Trace) -> Processes:
 def with_process(trace: Trace, columns: dict[str, Array]) -> dict[str, Array]:
     """Columns that have file_id and rank, and also `process`: the number of the traced process."""
     known = processes_of(trace)
-    own = _packed(columns["file_id"], columns["rank"])
-    return {**columns, "process": np.searchsorted(_packed(known.file_id, known.rank), own)}
+    packed = _packed(columns["file_id"], columns["rank"])
+    return {**columns, "process": np.searchsorted(_packed(known.file_id, known.rank), packed)}
 
 
 def _packed(file_id: Array, rank: Array) -> Array:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.analyze.derived import derived
 from rankscope.analyze.device.events import DATA_LOADER, percent, processes_of, with_process
 from rankscope.analyze.intervals import Intervals, Moments, Segments, added_within, covered_ns, sweep, union
-from rankscope.analyze.metric import Selection, metric
+from rankscope.analyze.metric import EVERYTHING, Selection, metric
 from rankscope.model.sql import quote_text
 from rankscope.model.tables import Array, Table, Trace
 
@@ -85,6 +86,15 @@ _WINDOWS = f"""
 
 
 def step_windows(trace: Trace, selection: Selection) -> Windows:
+    is_all = selection.where() == EVERYTHING.where()
+    return derived(trace, _every_window) if is_all else _chosen_windows(trace, selection)
+
+
+def _every_window(trace: Trace) -> Windows:
+    return _chosen_windows(trace, EVERYTHING)
+
+
+def _chosen_windows(trace: Trace, selection: Selection) -> Windows:
     columns = with_process(
         trace,
         trace.sql(f"""

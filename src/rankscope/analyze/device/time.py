@@ -25,9 +25,9 @@ class DeviceTime(NamedTuple):
 
     def per_process(self, per_group: Array) -> Array:
         """Adds up the windows of each process that has work."""
-        present, place = np.unique(self.process, return_inverse=True)
+        present, position = np.unique(self.process, return_inverse=True)
         totals = np.zeros(len(present), np.int64)
-        np.add.at(totals, place, per_group)
+        np.add.at(totals, position, per_group)
         return totals
 
     def time_of(self, intervals: Intervals) -> Array:
@@ -122,15 +122,15 @@ def kernel_types(trace: Trace, selection: Selection) -> Table:
     computation that overlaps with communication. The shares are of the sum of these times.
     """
     segments = device_time(trace, selection).segments
-    present, place = np.unique(segments.kinds, return_inverse=True)
+    present, position = np.unique(segments.kinds, return_inverse=True)
     totals = np.zeros(len(present), np.int64)
-    np.add.at(totals, place, segments.end - segments.start)
+    np.add.at(totals, position, segments.end - segments.start)
     order = np.argsort(-totals, kind="stable")
     names = ["+".join(name for bit, name in enumerate(KERNEL_TYPES) if kinds >> bit & 1) for kinds in present.tolist()]
     return Table(
         "kernel_types",
         {
-            "kernel_type": Text.encode(names[place] for place in order.tolist()),
+            "kernel_type": Text.encode(names[position] for position in order.tolist()),
             "total_ns": totals[order],
             "share_pct": percent(totals[order], np.full(len(order), totals.sum())),
         },

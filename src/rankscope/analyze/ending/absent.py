@@ -105,7 +105,7 @@ def exit_hang(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     Why it happens: a thread that is no daemon and never ends (an uploader, a logger, a pool), an upload or a clean-up
     that hangs, a child process that is waited for.
 
-    What to do: look at the line of the thread that is named. Make it a daemon, or have it end before the program
+    What to do: look at the line of the thread that is named. Make it a daemon, or stop it before the program
     does.
 
     What could fool it: an evaluation or an upload after the last collective may take long without hanging.
@@ -129,7 +129,7 @@ def exit_hang(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         name, place, stacks = threads[0]
         location = place
         what = f"{who} {does}: the interpreter waits for thread {name}, which is in {place_text(place)}"
-        advice = f"make thread {name} a daemon, or have it end: it does not leave {place_text(place)}"
+        advice = f"make thread {name} a daemon, or stop it: it does not leave {place_text(place)}"
     else:
         location = location_of_standing(trace, first)
         stacks = standing_stacks(trace, late)

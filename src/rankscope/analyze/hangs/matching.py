@@ -15,7 +15,7 @@ from rankscope.analyze.hangs.signatures import SYNCHRONISING, Signatures
 from rankscope.analyze.hangs.view import signatures_of
 from rankscope.model.call_ends import ends_unrecorded, lack_states
 from rankscope.model.clock import POLL_NS, median
-from rankscope.model.tables import MISSING, Array, Table, Text, Trace
+from rankscope.model.tables import MISSING, Array, Table, Text, Trace, distinct
 
 STATUSES = ("done", "waiting", "aborted", "failed")
 DONE, WAITING, ABORTED, FAILED = range(4)
@@ -233,7 +233,7 @@ def _common_op(calls: Table, rows: Array, starts: Array, signatures: Signatures)
         part = slice(starts[match], ends[match])
         values, counts = np.unique(codes[part], return_counts=True)
         common[match] = values[np.argmax(counts)]
-        n_signatures[match] = len(np.unique(whole[part]))
+        n_signatures[match] = len(distinct(whole[part]))
     return Text(common, op.values), n_signatures
 
 

@@ -54,8 +54,8 @@ class Nesting:
         duration = self.end - self.start
         inner = np.flatnonzero(self.parent >= 0)
         taken = np.bincount(self.parent[inner], duration[inner].astype(np.float64), len(duration))
-        own: Array = duration - taken.astype(np.int64)
-        return own
+        outside: Array = duration - taken.astype(np.int64)
+        return outside
 
     def nearest(self, wanted: Array) -> Array:
         """Per range: the innermost one among itself and those around it that is `wanted`; _NOT_INSIDE where none is."""
@@ -146,13 +146,13 @@ def _cut_overhang(begin: Array, end: Array) -> Array:
     """Ends that reach beyond the range around are cut there. Rare: rounded times, or calls that really overlap."""
     cut = end.tolist()
     around: list[int] = []
-    for place, start in enumerate(begin.tolist()):
+    for number, start in enumerate(begin.tolist()):
         while around and around[-1] <= start:
             around.pop()
-        if around and cut[place] > around[-1]:
-            cut[place] = around[-1]
-        if cut[place] > start:
-            around.append(cut[place])
+        if around and cut[number] > around[-1]:
+            cut[number] = around[-1]
+        if cut[number] > start:
+            around.append(cut[number])
     return np.asarray(cut, np.int64)
 
 
@@ -173,7 +173,7 @@ class OpTree:
     def name_of(self, places: Array) -> list[str]:
         """Names at some places; empty where there is no place."""
         codes = self.columns["name"]
-        return [self.names[codes[place]] if place >= 0 else "" for place in places.tolist()]
+        return [self.names[codes[position]] if position >= 0 else "" for position in places.tolist()]
 
 
 def op_tree(trace: Trace) -> OpTree:

@@ -80,8 +80,8 @@ def _launched_in(trace: Trace, nesting: Nesting, source: str) -> tuple[Array, ..
             FROM kernels AS k JOIN {thread_numbers(source)} AS t
                 ON t.file_id = k.file_id AND t.rank = k.rank AND t.tid = k.launch_tid
         """).columns()
-    place = nesting.enclosing(kernels["thread"], kernels["launch_start_ns"])
-    return tuple(_sums(place, values, nesting) for values in (np.ones(len(place)), kernels["duration_ns"]))
+    module = nesting.enclosing(kernels["thread"], kernels["launch_start_ns"])
+    return tuple(_sums(module, values, nesting) for values in (np.ones(len(module)), kernels["duration_ns"]))
 
 
 # The number is taken when the forward operator makes its node: the last one begun with it is the one.
@@ -115,10 +115,10 @@ def _launched_backward(trace: Trace, nesting: Nesting, source: str) -> tuple[Arr
     return tuple(_sums(owner, tree.columns[name], nesting) for name in ("n_kernels", "kernel_ns"))
 
 
-def _sums(place: Array, values: Array, nesting: Nesting) -> Array:
+def _sums(module: Array, values: Array, nesting: Nesting) -> Array:
     """Per range: the sum of the values that fall on it. Doubles are exact here: sums stay far below 2**53."""
-    inside = place >= 0
-    return np.bincount(place[inside], values[inside].astype(np.float64), len(nesting.order)).astype(np.int64)
+    inside = module >= 0
+    return np.bincount(module[inside], values[inside].astype(np.float64), len(nesting.order)).astype(np.int64)
 
 
 def _by_module(trace: Trace, tree: dict[str, Array], selection: Selection, source: str) -> Table:

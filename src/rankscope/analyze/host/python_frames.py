@@ -14,8 +14,8 @@ _FOREIGN = r"^<|^nn\.Module: |(^|/)torch/|(^|/)rankscope/collect/|/lib/python\d|
 
 def is_own(column: str) -> str:
     """The SQL condition that a function in `python_calls` belongs to the user's code."""
-    own, foreign = (f"regexp_matches({column}, {quote_text(pattern)})" for pattern in (_FRAME, _FOREIGN))
-    return f"({own} AND NOT {foreign})"
+    users, foreign = (f"regexp_matches({column}, {quote_text(pattern)})" for pattern in (_FRAME, _FOREIGN))
+    return f"({users} AND NOT {foreign})"
 
 
 def location_of(name: str) -> Location | None:

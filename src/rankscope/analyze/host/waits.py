@@ -84,7 +84,7 @@ def _annotations_around(trace: Trace, thread: Array, time: Array) -> list[str]:
     ranges = trace.sql(sql).columns()
     nesting = nest(ranges["thread"], ranges["start_ns"], ranges["duration_ns"])
     names = ranges["name"][nesting.order].tolist()
-    return [names[place] if place >= 0 else "" for place in nesting.enclosing(thread, time).tolist()]
+    return [names[position] if position >= 0 else "" for position in nesting.enclosing(thread, time).tolist()]
 
 
 @metric("syncs", "sync_calls", needs=("runtime_calls",))

@@ -14,7 +14,7 @@ from rankscope.model.tables import Array, Trace
 
 LINE = "line"
 # Of marks that lie within each other, the first of these counts.
-MARKS = ("gc", "compile", "saving", "loading", "optimizer")
+MARKS = ("gc", "compile", "saving", "loading", "optimizer", "evaluation")
 # How the main thread was found.
 RUNS, SLEEPS, FUTEX, TRANSFERS, WAITS = "runs", "sleeps", "futex", "transfers", "waits"
 _SLEEP = ("clock_nanosleep", "nanosleep", "hrtimer_nanosleep")
@@ -107,14 +107,18 @@ def _add_samples(trace: Trace, rank: int, spent: Spent, areas: Sequence[tuple[st
         spent.running_ns, spent.delayed_ns = (
             spent.total_ns * float(table[name][everywhere].sum()) / passed for name in ("cpu_ns", "delayed_ns")
         )
-        spent.python_share = _of_python_threads(trace, rank, time[everywhere]) / passed
+        spent.python_share = _of_python_threads(trace, rank)
         spent.sampler_late_ns = float(np.median(table["late_ns"][everywhere]))
 
 
-def _of_python_threads(trace: Trace, rank: int, times: Array) -> float:
-    """Nanoseconds on a core of the other Python threads, as of these samples."""
-    table = trace.sql("SELECT time_ns, cpu_ns FROM host_threads WHERE rank = $rank", rank=rank).columns()
-    return float(table["cpu_ns"][np.isin(table["time_ns"], times)].sum())
+def _of_python_threads(trace: Trace, rank: int) -> float:
+    """How much of a core its other Python threads used, over all of the job: who keeps the GIL does so all the time."""
+    [(used, first, last)] = trace.sql(
+        "SELECT sum(cpu_ns) FILTER (site <> '' OR frame <> ''), min(time_ns), max(time_ns) FROM host_threads "
+        "WHERE rank = $rank",
+        rank=rank,
+    ).rows()
+    return float(used or 0) / max((last or 0) - (first or 0), 1)
 
 
 def _contains(area: Intervals, time: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ CONSEQUENCES = frozenset(
     (
         *("gloo-closed", "gloo-timeout", "gloo-connect", "remote-error", "comm-aborted", "store-gone", "store-wait"),
         *("barrier-victim", "told-to-stop", "agent-signal", "rendezvous", "unique-id", "watchdog-timeout"),
-        *("store-unreachable", "watchdog-status", "dump-signal", "dump-observed", "watchdog-stuck"),
+        *("store-unreachable", "watchdog-status", "dump-signal", "dump-observed", "watchdog-stuck", "cascade"),
+        *("watchdog-fired", "dump-written", "taken-down", "hccl-wait", "hccl-connect", "network-peer", "nccl-closed"),
     )
 )
 REPORTS = frozenset(("detail-mismatch", "monitored-barrier", "init-missing", "gloo-mismatch"))
@@ -27,6 +29,9 @@ _NOT_OWN = frozenset(
         *("KeyboardInterrupt", "SystemExit", "DistNetworkError", "DistStoreError"),
     )
 )
+_OWN_NCCL_ERRORS = ("unhandled cuda error", "invalid usage", "invalid argument")  # not brought about by a peer
+_BY_THEMSELVES = ("watchdog-error", "device-fault")  # end the process without a traceback
+_STREAM = re.compile(r"(?:std)?(?:out|err)(?:\.log)?|error\.json")
 _TOLERANCE_NS = 2 * 10**9  # clocks of hosts are trusted beyond this only
 
 
@@ -148,38 +153,67 @@ def attempts_of(trace: Trace) -> list[Attempt]:
 
 
 def _attempts(trace: Trace) -> list[Attempt]:
+    names = ("file_id", "line", "host", "pid", "time_ns", "near_ns", "kind", "text")
     by_number: dict[int, list[Event]] = {}
-    for row in trace.table("log_events").rows():
+    rows = list(trace.table("log_events").rows())
+    unsure = _unsure_rows(trace, rows)
+    for number, row in enumerate(rows):
         fields = msgspec.json.decode(row["fields"]) if row["fields"] else {}
-        names = ("file_id", "line", "rank", "host", "pid", "time_ns", "near_ns", "kind", "text")
-        by_number.setdefault(row["attempt"], []).append(Event(**{name: row[name] for name in names}, fields=fields))
+        rank = MISSING if number in unsure else row["rank"]
+        event = Event(**{name: row[name] for name in names}, rank=rank, fields=fields)
+        by_number.setdefault(row["attempt"], []).append(event)
     return [Attempt(number, len(by_number) == 1, tuple(events)) for number, events in sorted(by_number.items())]
+
+
+def _unsure_rows(trace: Trace, rows: list[dict[str, Any]]) -> set[int]:
+    """Rows whose rank is only the number on a node, where the logs of several nodes are here."""
+    paths = {row["file_id"]: str(row["path"]) for row in trace.table("files").rows()}
+    places: dict[tuple[int, int], set[str]] = {}
+    is_shifted = False
+    for row in rows:
+        if row["rank_from"] == "local":
+            stream = _STREAM.sub("", paths.get(row["file_id"], ""))  # both streams of a process are of one rank
+            places.setdefault((row["attempt"], row["rank"]), set()).add(stream)
+        elif row["rank_from"] in ("prefix", "table") and row["local_rank"] != MISSING:
+            is_shifted |= row["local_rank"] != row["rank"]
+    is_unsure = is_shifted or any(len(each) > 1 for each in places.values())
+    return {number for number, row in enumerate(rows) if is_unsure and row["rank_from"] == "local"}
 
 
 def is_cause(attempt: Attempt, event: Event) -> bool:
     """True for a traceback or a fatal error that the process brought on itself and did not survive."""
+    if event.kind in _BY_THEMSELVES:
+        return True
     if event.kind not in ("traceback", "fatal") or event.fields.get("is_launcher"):
+        return False
+    if event.says == "loader-killed" and event.detail("signal") == "Terminated":  # it was told to stop
         return False
     if event.fields.get("is_ignored") or not event.fields.get("type"):  # without its last line it may be a victim's
         return False
     if str(event.fields.get("type", "")).rsplit(".", 1)[-1] in _NOT_OWN:
         return False
-    if event.says in CONSEQUENCES or event.says in REPORTS or _is_broken_link(event):
+    if event.says in CONSEQUENCES or event.says in REPORTS or _is_broken_link(attempt, event):
         return False
     return was_uncaught(attempt, event)
 
 
-def _is_broken_link(event: Event) -> bool:
+def _is_broken_link(attempt: Attempt, event: Event) -> bool:
     """A connection between ranks or to the store that broke; one that the job's own code opened may be its fault."""
-    if event.says not in ("connection-reset", "nccl-error"):
-        return False
+    if event.says == "nccl-error":
+        text = str(event.detail("text") or "")
+        return not text.startswith(_OWN_NCCL_ERRORS) and not _have_all(attempt, "nccl-error")
     frames = event.fields.get("frames") or ()
-    return event.says == "nccl-error" or any("torch/distributed" in str(frame.get("file")) for frame in frames)
+    return event.says == "connection-reset" and any("torch/distributed" in str(frame.get("file")) for frame in frames)
+
+
+def _have_all(attempt: Attempt, kind: str) -> bool:
+    """All ranks say it: then it is not that one of them went away."""
+    return attempt.ranks <= {event.rank for event in attempt.saying(kind)}
 
 
 def surely_ended(attempt: Attempt, event: Event) -> bool:
     """The log shows that the process did not survive it, or at least that the job did not."""
-    if event.kind == "fatal" or event.fields.get("is_hooked"):
+    if event.kind in ("fatal", *_BY_THEMSELVES) or event.fields.get("is_hooked"):
         return True
     return attempt.has_failed and not event.fields.get("in_thread")
 

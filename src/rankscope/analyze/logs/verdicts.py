@@ -29,6 +29,7 @@ Cause = Literal["failed", "killed", "scheduler", "device", "behind", "mismatch",
 _SYSTEM = ("host-oom", "scheduler", "agent-signal")
 _OF_THE_PROGRAM = ("failed", "mismatch")  # what a restart does not mend
 _DEVICE = ("xid", "device-ecc", "device-lost")
+_DEVICE_ERRORS = (*_DEVICE, "device-error", "device-assert", "watchdog-error", "device-fault")
 
 
 class Verdict(NamedTuple):
@@ -86,11 +87,11 @@ def _candidates(attempt: Attempt) -> Iterator[Verdict]:
 
 def _by_system(attempt: Attempt, causes: list[Event]) -> Iterator[Verdict]:
     """What the kernel, the driver or the scheduler did, unless a rank had failed before."""
-    device = attempt.of(*_DEVICE)
+    device = attempt.of(*_DEVICE, "switch")
     for event in earliest(_first_xids(device)):
         if not any(is_before(cause, event) for cause in causes):
             yield Verdict("device", attempt, "certain", _ranks([event], attempt), (event,))
-    oom = attempt.of("host-oom")
+    oom = [event for event in attempt.of("host-oom") if not (causes and _is_foreign(attempt, event))]
     if oom:
         yield Verdict("killed", attempt, "certain", _ranks(oom, attempt), tuple(oom))
     outside = [
@@ -98,6 +99,36 @@ def _by_system(attempt: Attempt, causes: list[Event]) -> Iterator[Verdict]:
     ]
     if outside:
         yield Verdict("scheduler", attempt, "certain", (), tuple(earliest(outside)))
+
+
+def _is_foreign(attempt: Attempt, event: Event) -> bool:
+    """The kernel's log also has kills of other jobs' processes."""
+    pid = event.fields.get("killed_pid")
+    return pid is not None and int(pid) not in _ranks_by_pid(attempt)
+
+
+def _ranks_by_pid(attempt: Attempt) -> dict[int, int]:
+    """Also of a DataLoader's workers."""
+    known = {event.pid: event.rank for event in attempt.events if event.rank != MISSING and event.pid != MISSING}
+    for event in attempt.saying("loader-killed"):
+        for pid in str(event.detail("worker_pid") or event.detail("worker_pids") or "").replace(" ", "").split(","):
+            if pid.isdecimal() and event.rank != MISSING:
+                known.setdefault(int(pid), event.rank)
+    return known
+
+
+def _ranks_by_bus(attempt: Attempt, node: str) -> dict[int, set[int]]:
+    """NCCL prints a device's place on the bus as one number: 4d000 is 0000:4d:00.0."""
+    places: dict[int, set[int]] = {}
+    for event in attempt.of("nccl-init"):
+        if event.rank != MISSING and node in ("", event.fields.get("node")):
+            places.setdefault(int(str(event.fields["bus"]), 16), set()).add(event.rank)
+    return places
+
+
+def _bus_number(text: str) -> int:
+    digits = text.replace(":", "").replace(".", "")
+    return int(digits if "." in text else f"{digits}0", 16)
 
 
 def _first_xids(events: list[Event]) -> list[Event]:
@@ -114,12 +145,16 @@ def _is_after_failure(attempt: Attempt, event: Event, causes: list[Event]) -> bo
 
 
 def _ranks(events: list[Event], attempt: Attempt) -> tuple[int, ...]:
-    """The ranks of the events, by the process that they name where the line itself has none."""
-    by_pid = {event.pid: event.rank for event in attempt.events if event.rank != MISSING and event.pid != MISSING}
+    """The ranks of the events, by the process or device that they name where the line itself has none."""
+    by_pid = _ranks_by_pid(attempt)
     ranks = set()
     for event in events:
         pids = [event.detail(name) for name in ("killed_pid", "xid_pid")]
-        named = [by_pid[int(pid)] for pid in pids if pid is not None and int(pid) in by_pid]
+        named = {by_pid[int(pid)] for pid in pids if pid is not None and int(pid) in by_pid}
+        if not named and "xid" in event.fields:
+            there = _ranks_by_bus(attempt, str(event.fields.get("node", "")))
+            on_bus = there.get(_bus_number(str(event.fields["bus"])), set())
+            named = on_bus if len(on_bus) == 1 else set()
         ranks.update(named or ([event.rank] if event.rank != MISSING else []))
     return tuple(sorted(ranks))
 
@@ -135,7 +170,7 @@ def _by_failure(attempt: Attempt, causes: list[Event]) -> Iterator[Verdict]:
         exits = attempt.exits
         own = [event for event in first if event.rank in exits]
         first = own or first
-    is_device = first[0].says in (*_DEVICE, "device-error")
+    is_device = first[0].says in _DEVICE_ERRORS
     yield Verdict("device" if is_device else "failed", attempt, certainty, ranks, tuple(first))
 
 
@@ -143,9 +178,13 @@ def _by_report(attempt: Attempt) -> Iterator[Verdict]:
     """Reports that name the rank themselves."""
     barrier = attempt.saying("monitored-barrier")
     if barrier:
-        listed = str(barrier[0].detail("missing"))
+        listed = ",".join(str(event.detail("missing")) for event in barrier)
         ranks = tuple(sorted({int(part) for part in listed.replace(" ", "").split(",") if part.isdecimal()}))
         yield Verdict("behind", attempt, "certain", ranks, tuple(barrier))
+    victims = attempt.saying("barrier-victim")
+    speakers = {event.rank for event in victims}
+    if not barrier and victims and speakers >= set(range(1, attempt.world_size)):
+        yield Verdict("behind", attempt, "likely", (0,), tuple(victims))
     mismatches = attempt.saying("detail-mismatch")
     if mismatches:
         odd, certainty = _odd_ranks(mismatches)
@@ -206,6 +245,7 @@ def _by_exit(attempt: Attempt) -> Iterator[Verdict]:
         yield Verdict("killed", attempt, "likely", _ranks(bare, attempt), tuple(bare))
     else:
         own = [event for event in attempt.of("traceback", "fatal") if not event.fields.get("is_launcher")]
+        own = [event for event in own if event.fields.get("type")]  # one without its last line explains nothing
         speakers = {event.rank for event in own}
         mute = [event for rank, event in attempt.exits.items() if rank not in speakers and exit_code(event)]
         if MISSING not in speakers and len(mute) == 1 and 0 < (exit_code(mute[0]) or 0) < 128:
@@ -214,14 +254,12 @@ def _by_exit(attempt: Attempt) -> Iterator[Verdict]:
 
 def _by_silence(attempt: Attempt) -> Iterator[Verdict]:
     """All others say that they waited or lost a peer: who said nothing?"""
-    waits = [
-        event
-        for event in attempt.events
-        if event.kind == "traceback" and (event.says in CONSEQUENCES or event.says == "connection-reset")
-    ]
+    waits = [event for event in attempt.events if event.says in (*CONSEQUENCES, "connection-reset")]
+    waits = [event for event in waits if event.kind not in ("told-to-stop", "agent-signal", "rendezvous")]
     speakers = {event.rank for event in waits if event.rank != MISSING}
     failed = {rank for rank, event in attempt.exits.items() if exit_code(event) not in (0, None)}
     silent = set(range(attempt.world_size)) - speakers - failed
-    if speakers and silent and len(silent) * 2 < attempt.world_size:
-        certainty: Certainty = "likely" if len(silent) == 1 else "possible"
+    if speakers and silent and len(silent) * 2 < attempt.world_size and attempt.has_failed:
+        has_log = silent <= attempt.ranks
+        certainty: Certainty = "likely" if len(silent) == 1 and has_log else "possible"
         yield Verdict("behind", attempt, certainty, tuple(sorted(silent)), tuple(earliest(waits)))

@@ -11,6 +11,8 @@ from rankscope.model.tables import MISSING
 
 _UNEVEN = ("GATHER", "SCATTER", "ALLTOALL", "ALLTOALL_BASE")  # sizes may differ between ranks
 _P2P = ("SEND", "RECV")
+_ONE_SIDED = ("BROADCAST", "REDUCE", "GATHER", "SCATTER")  # some ranks may be through while others still wait
+_WAITED = ("watchdog-timeout", "watchdog-status", "watchdog-fired", "taken-down")  # its own watchdog speaks
 _UNKNOWN_SIZE = 18446744073709551615
 
 
@@ -22,8 +24,9 @@ class Call(NamedTuple):
 
     @property
     def text(self) -> str:
-        size = f" of {self.n_in:,} elements" if self.n_in != MISSING else ""
-        return f"{self.name}{size}"
+        if self.n_in == MISSING:
+            return self.name or "operation unknown"
+        return f"{self.name} of {self.n_in:,} element{'' if self.n_in == 1 else 's'}"
 
     @property
     def name(self) -> str:
@@ -51,13 +54,12 @@ class Standoff(NamedTuple):
     odd: Call | None = None
     is_tie: bool = False
     absent: tuple[int, ...] = ()  # ranks without any line
+    is_merged: bool = False  # Ray left out lines that differ only in their numbers
 
 
 class _Seen(NamedTuple):
     call: Call
     timeout: Event
-    enqueued: int
-    completed: int
 
 
 def standoff_of(attempt: Attempt) -> Standoff | None:
@@ -70,19 +72,24 @@ def standoff_of(attempt: Attempt) -> Standoff | None:
     calls = {rank: each.call for rank, each in seen.items()}
     lowest = min(call.seq for call in calls.values())
     at_lowest = {rank: call for rank, call in calls.items() if call.seq == lowest}
-    common = Counter(at_lowest.values()).most_common()
+    known = {rank: call for rank, call in at_lowest.items() if call.op}  # of others only the counters are left
+    common = Counter(known.values()).most_common() or [(Call(lowest, "", MISSING, MISSING), 0)]
     call = common[0][0]
-    timeout_ms = max(int(event.fields["timeout_ms"]) for event in timeouts)
+    timeout_ms = max(int(event.fields.get("timeout_ms", 0)) for event in timeouts)
+    is_merged = any("n_merged" in event.fields for event in attempt.of("watchdog-timeout", "watchdog-status"))
     base = Standoff("undecided", "certain", (), call, group, desc, tuple(sorted(calls)), timeout_ms, timeouts)
-    if call.op in _P2P:
+    base = base._replace(is_merged=is_merged)
+    if call.op in _P2P or is_merged:
         return base
     odd = [other for other, _ in common[1:] if _differs(call, other)]
     if odd:
         is_tie = common[0][1] == common[1][1]
-        ranks = {rank for rank, own in at_lowest.items() if own != call} if not is_tie else set(at_lowest)
+        ranks = {rank for rank, own in known.items() if own != call} if not is_tie else set(known)
         certainty: Certainty = "likely" if is_tie else "certain"
         return base._replace(cause="mismatch", certainty=certainty, ranks=_sorted(ranks), odd=odd[0], is_tie=is_tie)
     ahead = {rank for rank, own in calls.items() if own.seq > lowest}
+    if ahead and call.op in _ONE_SIDED:
+        return base
     if ahead:  # ranks wait in different calls of one group: some made more calls than others
         minority = min(ahead, set(at_lowest), key=len)
         is_tie = len(ahead) == len(at_lowest)
@@ -101,6 +108,7 @@ def _who_is_missing(attempt: Attempt, waiting: set[int], base: Standoff) -> Stan
     """All watchdogs name the same call. Counters of ranks without a time-out are those of the default group."""
     if base.desc not in ("default_pg", "") or base.group not in ("0", "default_pg", ""):
         return base
+    waiting = waiting | _own_watchdogs(attempt)
     silent = attempt.ranks - waiting
     counted = {event.rank: int(event.fields["enqueued"]) for event in attempt.of("dump-signal") if event.rank in silent}
     behind = {rank for rank, enqueued in counted.items() if enqueued < base.call.seq}
@@ -108,31 +116,40 @@ def _who_is_missing(attempt: Attempt, waiting: set[int], base: Standoff) -> Stan
         return base._replace(cause="behind", certainty="likely", ranks=_sorted(behind))
     world = set(range(attempt.world_size))
     absent = world - waiting - set(counted)
-    if absent and len(absent) * 2 < len(world):
-        has_log = absent <= attempt.ranks
-        unseen = _sorted(absent - attempt.ranks)
-        certainty: Certainty = "likely" if has_log else "possible"
-        return base._replace(cause="behind", certainty=certainty, ranks=_sorted(absent), absent=unseen)
+    mute = absent & attempt.ranks  # their log is here: they were silent while their peers timed out
+    suspects = mute or absent
+    if suspects and len(absent) * 2 < len(world):
+        certainty: Certainty = "likely" if mute else "possible"
+        unseen = _sorted(absent - mute)
+        return base._replace(cause="behind", certainty=certainty, ranks=_sorted(suspects), absent=unseen)
     if not absent and not counted and len(waiting) > 1:
         return base._replace(cause="stalled", certainty="likely")
     return base
+
+
+def _own_watchdogs(attempt: Attempt) -> set[int]:
+    """Ranks that waited themselves, by any line of their watchdog: not every line of a log survives."""
+    own = {event.rank for event in attempt.of(*_WAITED)}
+    own |= {event.rank for event in attempt.of("dump-signal") if event.fields.get("by") == "this local rank"}
+    return own - {MISSING}
 
 
 def _by_group(attempt: Attempt) -> dict[tuple[str, str], dict[int, _Seen]]:
     """The first time-out of each rank in each group; repeats of one message count once."""
     status = attempt.of("watchdog-status")
     groups: dict[tuple[str, str], dict[int, _Seen]] = {}
-    for event in attempt.of("watchdog-timeout"):
+    timeouts = attempt.of("watchdog-timeout")
+    for event in (*timeouts, *status):
         if event.rank == MISSING:
             continue
         seq = int(event.fields["seq"])
         own = next((each for each in status if each.rank == event.rank and each.fields.get("seq") == seq), None)
         named = own.fields if own is not None and "group" in own.fields else event.fields
         key = (str(named.get("group", "")), str(named.get("desc", "")))
-        counters = own.fields if own is not None else {}
-        call = Call(seq, str(event.fields["op"]), _size(event, "n_in"), _size(event, "n_out"))
-        seen = _Seen(call, event, int(counters.get("enqueued", MISSING)), int(counters.get("completed", MISSING)))
-        groups.setdefault(key, {}).setdefault(event.rank, seen)
+        if event.kind == "watchdog-status" and any(event.rank in seen for seen in groups.values()):
+            continue  # said already, by the line before it
+        call = Call(seq, str(event.fields.get("op", "")), _size(event, "n_in"), _size(event, "n_out"))
+        groups.setdefault(key, {}).setdefault(event.rank, _Seen(call, event))
     if ("", "") in groups and len(groups) == 2:  # a rank whose status line is lost waits in the only group there is
         unnamed = groups.pop(("", ""))
         [seen_by_rank] = groups.values()
@@ -149,7 +166,7 @@ def _size(event: Event, name: str) -> int:
 def _started(seen: dict[int, _Seen]) -> tuple[bool, int, int]:
     """When the first of the group's waiting calls began: groups have different time-outs."""
     starts = [
-        each.timeout.time_ns - int(each.timeout.fields["ran_ms"]) * 10**6
+        each.timeout.time_ns - int(each.timeout.fields.get("ran_ms", each.timeout.fields.get("timeout_ms", 0))) * 10**6
         for each in seen.values()
         if each.timeout.time_ns != MISSING
     ]

@@ -46,10 +46,10 @@ def bubbles(trace: Trace, selection: Selection) -> Table:
     spans = rank_steps(job)
     n_spans = len(spans.step)
     stalls = find_stalls(job, links)
-    place = spans.find(stalls.process, stalls.step)
+    span = spans.find(stalls.process, stalls.step)
     waited, moved = stalls.waited_ns, stalls.moved_ns
-    in_pipeline, elsewhere = _sum(place, waited * stalls.is_p2p, n_spans), _sum(place, waited * ~stalls.is_p2p, n_spans)
-    compute, transfer = _compute_ns(trace, job, spans), _sum(place, moved, n_spans)
+    in_pipeline, elsewhere = _sum(span, waited * stalls.is_p2p, n_spans), _sum(span, waited * ~stalls.is_p2p, n_spans)
+    compute, transfer = _compute_ns(trace, job, spans), _sum(span, moved, n_spans)
     duration = spans.end - spans.start
     table = Table(
         "pipeline_bubbles",
@@ -111,8 +111,8 @@ def rank_steps(job: Job) -> RankSteps:
     end = np.concatenate((steps.end, processes.end[unmarked]))
     order = np.lexsort((start, process))
     spans = RankSteps(process[order], number[order], start[order], end[order])
-    place = spans.find(work.process, work.step)
-    np.maximum.at(spans.end, place[place >= 0], work.end[place >= 0])
+    span = spans.find(work.process, work.step)
+    np.maximum.at(spans.end, span[span >= 0], work.end[span >= 0])
     follows = np.flatnonzero(spans.process[1:] == spans.process[:-1]) + 1
     spans.start[follows] = spans.end[follows - 1]
     return spans
@@ -164,8 +164,8 @@ def _on_host(work: Work, links: Links) -> tuple[Array, Array, Array]:
 
 def _on_compute_streams(work: Work) -> Array:
     """Whether work is on the stream on which its process computes most: others may compute while that one waits."""
-    own = np.where(work.is_comm, 0, work.end - work.start).astype(np.float64)
-    total = np.bincount(work.stream, own)
+    busy = np.where(work.is_comm, 0, work.end - work.start).astype(np.float64)
+    total = np.bincount(work.stream, busy)
     owner = np.zeros(len(total), np.int64)
     owner[work.stream] = work.process
     order = np.lexsort((total, owner))
@@ -180,7 +180,7 @@ def _compute_ns(trace: Trace, job: Job, spans: RankSteps) -> Array:
     rows = np.flatnonzero(~work.is_comm)
     on_device = np.zeros(len(job.processes.rank), bool)
     on_device[work.process[~work.on_host]] = True
-    place, start, end = spans.find(work.process[rows], work.step[rows]), work.start[rows], work.end[rows]
+    span, start, end = spans.find(work.process[rows], work.step[rows]), work.start[rows], work.end[rows]
     if not on_device.all():
         ops = with_process(
             trace,
@@ -189,12 +189,12 @@ def _compute_ns(trace: Trace, job: Job, spans: RankSteps) -> Array:
         mine = np.flatnonzero(~on_device[ops["process"]])
         process = ops["process"][mine]
         times = (aligned(trace, process, ops[name][mine]) for name in ("start_ns", "end_ns"))
-        parts = ((place, start, end), (spans.find(process, ops["step"][mine]), *times))
-        place, start, end = (np.concatenate(pair) for pair in zip(*parts, strict=True))
-    inside = place >= 0
-    return total_ns(union(start[inside], end[inside], place[inside]), len(spans.step))
+        parts = ((span, start, end), (spans.find(process, ops["step"][mine]), *times))
+        span, start, end = (np.concatenate(pair) for pair in zip(*parts, strict=True))
+    inside = span >= 0
+    return total_ns(union(start[inside], end[inside], span[inside]), len(spans.step))
 
 
-def _sum(place: Array, amount: Array, n_places: int) -> Array:
-    known = place >= 0
-    return np.bincount(place[known], amount[known].astype(np.float64), n_places).astype(np.int64)
+def _sum(span: Array, amount: Array, n_places: int) -> Array:
+    known = span >= 0
+    return np.bincount(span[known], amount[known].astype(np.float64), n_places).astype(np.int64)

@@ -96,9 +96,9 @@ def path_summary(trace: Trace, selection: Selection) -> Table:
 def step_ends(job: Job, chosen: Array) -> tuple[Array, Array]:
     """The steps of the job, and when the last of the chosen processes was done with each on its host and its device."""
     marks = np.flatnonzero(chosen[job.steps.process])
-    steps, place = np.unique(job.steps.step[marks], return_inverse=True)
+    steps, position = np.unique(job.steps.step[marks], return_inverse=True)
     ends = np.full(len(steps), np.iinfo(np.int64).min)
-    np.maximum.at(ends, place.ravel(), job.steps.end[marks])
+    np.maximum.at(ends, position.ravel(), job.steps.end[marks])
     rows = np.flatnonzero(chosen[job.work.process] & np.isin(job.work.step, steps))
     np.maximum.at(ends, np.searchsorted(steps, job.work.step[rows]), job.work.end[rows])
     return steps, np.maximum.accumulate(ends)

@@ -171,9 +171,9 @@ def _stream_rows(work: Work, process: Array, device: Array, stream_id: Array) ->
     number = {(owner, MISSING, name): row for row, (owner, _, name) in reversed(list(enumerate(keys)))}
     number.update({key: row for row, key in enumerate(keys)})
     wanted = numbered(process, device, stream_id)
-    _, firsts, place = np.unique(wanted, return_index=True, return_inverse=True)
+    _, firsts, position = np.unique(wanted, return_index=True, return_inverse=True)
     asked = zip(process[firsts].tolist(), device[firsts].tolist(), stream_id[firsts].tolist(), strict=True)
-    return np.array([number.get(key, MISSING) for key in asked], np.int64)[place.ravel()]
+    return np.array([number.get(key, MISSING) for key in asked], np.int64)[position.ravel()]
 
 
 def _launched_last(work: Work, stream: Array, time: Array) -> Array:
@@ -191,14 +191,14 @@ def _launched_first(work: Work, stream: Array, time: Array) -> Array:
 def _ended_last(work: Work, process: Array, launched_by: Array, ended_by: Array) -> Array:
     """Per process and pair of moments: of the work launched until the first, what ended last until the second."""
     ends = Timeline(np.arange(len(work.process)), work.process, work.end)
-    place = ends.place(process, ended_by)
+    position = ends.place(process, ended_by)
     last = np.full(len(process), MISSING)
-    open_waits = np.flatnonzero(place >= 0)
+    open_waits = np.flatnonzero(position >= 0)
     for _ in range(_MAX_LATER_LAUNCHES):
-        candidate, owner = ends.at(place[open_waits])
+        candidate, owner = ends.at(position[open_waits])
         fits = (owner == process[open_waits]) & (work.launch[candidate] <= launched_by[open_waits])
         last[open_waits[fits]] = candidate[fits]
         open_waits = open_waits[~fits & (owner == process[open_waits])]
-        place[open_waits] -= 1
-        open_waits = open_waits[place[open_waits] >= 0]
+        position[open_waits] -= 1
+        open_waits = open_waits[position[open_waits] >= 0]
     return last

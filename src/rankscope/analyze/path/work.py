@@ -95,20 +95,20 @@ class Timeline:
 
     def last(self, group: Array, moment: Array) -> Array:
         """Per group and moment; MISSING where nothing had happened yet."""
-        place = self.place(group, moment)
-        return np.where(place >= 0, self._rows[place], MISSING) if len(self._rows) else place
+        position = self.place(group, moment)
+        return np.where(position >= 0, self._rows[position], MISSING) if len(self._rows) else position
 
     def n_happened(self, group: Array, moment: Array) -> Array:
-        place = self.place(group, moment)
-        return np.where(place >= 0, place + 1 - np.searchsorted(self._events.group, group), 0)
+        position = self.place(group, moment)
+        return np.where(position >= 0, position + 1 - np.searchsorted(self._events.group, group), 0)
 
     def place(self, group: Array, moment: Array) -> Array:
         """In the order of group and time."""
         return last_begun(self._events, moment, group)
 
-    def at(self, place: Array) -> tuple[Array, Array]:
+    def at(self, position: Array) -> tuple[Array, Array]:
         """The rows at places in that order, and their groups."""
-        return self._rows[place], self._events.group[place]
+        return self._rows[position], self._events.group[position]
 
 
 def numbered(*columns: Array) -> Array:
@@ -134,9 +134,9 @@ def _clocks(trace: Trace) -> tuple[Array, Array, Array]:
     processes, clocks = processes_of(trace), trace.table("profile_clocks")
     offset, at = np.zeros((2, len(processes)), np.int64)
     drift = np.zeros(len(processes))
-    place = {key: row for row, key in enumerate(zip(processes.file_id.tolist(), processes.rank.tolist(), strict=True))}
+    row_of = {key: row for row, key in enumerate(zip(processes.file_id.tolist(), processes.rank.tolist(), strict=True))}
     for clock in clocks.rows():
-        row = place.get((clock["file_id"], clock["rank"]))
+        row = row_of.get((clock["file_id"], clock["rank"]))
         if row is not None:
             offset[row], at[row] = clock["offset_ns"], clock["at_ns"]
             drift[row] = np.nan_to_num(clock["drift_ppb"]) / 1e9

@@ -150,20 +150,20 @@ def loss_apart(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         yield Skipped(f"it takes losses of at least {_MIN_RANKS} ranks" if series else _NO_LOSS)
         return
     ranks, starts, losses = _in_blocks(series)
-    for place in _apart(losses):
-        onset = _first_apart(losses, place)
-        peers = float(np.nanmedian(np.delete(losses[:, -1], place)))
+    for row in _apart(losses):
+        onset = _first_apart(losses, row)
+        peers = float(np.nanmedian(np.delete(losses[:, -1], row)))
         yield Finding(
             severity="warning",
             certainty="likely",
-            title=f"the loss of rank {ranks[place]} diverges from its peers at about step {starts[onset]:,}",
-            ranks=(int(ranks[place]),),
+            title=f"the loss of rank {ranks[row]} diverges from its peers at about step {starts[onset]:,}",
+            ranks=(int(ranks[row]),),
             evidence=Evidence(
                 certain=(
-                    f"at the end it is {losses[place, -1]:.4g}, on the median rank {peers:.4g}",
+                    f"at the end it is {losses[row, -1]:.4g}, on the median rank {peers:.4g}",
                     f"until step {starts[onset]:,} it was as close to its peers as they are to each other",
                 ),
-                facts={"metric": "loss", "step": int(starts[onset]), "loss": float(losses[place, -1]), "peers": peers},
+                facts={"metric": "loss", "step": int(starts[onset]), "loss": float(losses[row, -1]), "peers": peers},
             ),
             help="compare a checksum of the parameters across ranks; then look for what this rank does not "
             "synchronize, or at its data from that step on",
@@ -176,13 +176,13 @@ def _in_blocks(series: dict[int, Series]) -> tuple[Array, Array, Array]:
     last = min(int(each.step[-1]) for each in series.values())
     edges = np.linspace(first, last + 1, _N_BLOCKS + 1).astype(np.int64)
     losses = np.full((len(series), _N_BLOCKS), np.nan)
-    for place, each in enumerate(series.values()):
+    for row, each in enumerate(series.values()):
         bounds = np.searchsorted(each.step, edges)
         for block in range(_N_BLOCKS):
             values = each.value[bounds[block] : bounds[block + 1]]
             values = values[np.isfinite(values)]
             if len(values) >= _MIN_PER_BLOCK:
-                losses[place, block] = np.median(values)
+                losses[row, block] = np.median(values)
     return np.array(list(series)), edges, losses
 
 
@@ -205,7 +205,7 @@ def _distances(losses: Array) -> tuple[Array, float]:
     return away, max(float(np.median(spread)), float(np.median(np.abs(middle))) / 100, 1e-12)
 
 
-def _first_apart(losses: Array, place: int) -> int:
+def _first_apart(losses: Array, row: int) -> int:
     away, usual = _distances(losses)
-    near = np.flatnonzero(away[place] <= _APART * usual)
+    near = np.flatnonzero(away[row] <= _APART * usual)
     return int(near[-1]) + 1 if len(near) else 0

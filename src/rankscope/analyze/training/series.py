@@ -39,13 +39,13 @@ def series_of(trace: Trace, wanted: Callable[[str], bool]) -> Iterator[Series]:
     is_new = np.zeros(len(rows), bool)
     for column in (code[order], rank[order], file[order]):
         is_new[1:] |= column[1:] != column[:-1]
-    for own in np.split(rows, np.flatnonzero(is_new)):
+    for same in np.split(rows, np.flatnonzero(is_new)):
         yield Series(
-            names[own[0]],
-            int(table.array("rank")[own[0]]),
-            table.array("step")[own],
-            table.array("time_ns")[own],
-            table.array("value")[own],
+            names[same[0]],
+            int(table.array("rank")[same[0]]),
+            table.array("step")[same],
+            table.array("time_ns")[same],
+            table.array("value")[same],
         )
 
 

@@ -69,9 +69,9 @@ def _common_steps(job: Job, processes: Array, selection: Selection) -> tuple[Arr
         start, end = job.processes.start[unmarked], job.processes.end[unmarked]
         n_steps = int(selection.steps is None and len(unmarked) > 0)
         return unmarked, np.full(n_steps, MISSING), start[:, None], end[:, None]
-    numbers, place = np.unique(marks.step[rows], return_inverse=True)
+    numbers, position = np.unique(marks.step[rows], return_inverse=True)
     recorded = np.full((len(job.processes.rank), len(numbers)), MISSING)
-    recorded[marks.process[rows], place.ravel()] = rows
+    recorded[marks.process[rows], position.ravel()] = rows
     is_recorded = recorded[processes] >= 0
     processes = processes[is_recorded[:, np.argmax(is_recorded.sum(axis=0))]]
     shared = np.flatnonzero((recorded[processes] >= 0).all(axis=0))

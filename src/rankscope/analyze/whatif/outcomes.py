@@ -121,9 +121,9 @@ def _questions_of_all(n_processes: int) -> list[Question]:
     ]
     for code, name in enumerate(OP_TYPES):
         questions.append(Question("type", name, every(only_type(code), recorded), every(but_type(code), ideal)))
-    for place, name in ((n_processes, "collectives"), (n_processes + 1, "transfers")):
+    for column, name in ((n_processes, "collectives"), (n_processes + 1, "transfers")):
         fixed, kept = recorded.copy(), ideal.copy()
-        fixed[place], kept[place] = LIKE_ALL, RECORDED
+        fixed[column], kept[column] = LIKE_ALL, RECORDED
         questions.append(Question("type", name, fixed, kept))
     return questions
 

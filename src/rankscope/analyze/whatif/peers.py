@@ -94,15 +94,15 @@ def compare_with_peers(excerpt: Excerpt, stage: Array, typical: Typical) -> Peer
     # A gap that the host made is its own; the device's are part of the work.
     gap = np.where(excerpt.links.is_host_bound, 0, excerpt.links.gap)
     cost = np.where(excerpt.work.is_comm, 0, excerpt.work.end - excerpt.work.start + gap).astype(np.float64)
-    place = cells.of_work * n_types + excerpt.op_type
-    device = np.bincount(place, cost, n_cells * n_types).reshape(n_cells, n_types)
+    cell = cells.of_work * n_types + excerpt.op_type
+    device = np.bincount(cell, cost, n_cells * n_types).reshape(n_cells, n_types)
     host = (cells.host_end - cells.host_start)[:, None]
     ideal_device, ideal_host = (_typical_cells(values, cells, turn_stage, typical) for values in (device, host))
     totals = np.add.reduceat(ideal_device, cells.first)
     excess = (device - ideal_device).sum(axis=1) + (host - ideal_host)[:, 0]
     own_stage = stage[excerpt.work.process]
     return Peers(
-        work_ratio=_ratio(ideal_device, device).ravel()[place],
+        work_ratio=_ratio(ideal_device, device).ravel()[cell],
         stage_ratio=_stage_ratios(totals, turn_stage, typical)[own_stage, excerpt.op_type],
         balance_ratio=_stage_ratios(totals, turn_stage, typical_mean)[own_stage, excerpt.op_type],
         host_map=_host_map(cells, ideal_host[:, 0], turn_stage, typical, len(excerpt.steps)),

@@ -83,25 +83,25 @@ def _own_sockets() -> Iterator[socket.socket]:
         except OSError:  # the folder's own, closed meanwhile
             continue
         try:
-            own = socket.socket(fileno=copy)
+            copied = socket.socket(fileno=copy)
         except OSError:  # a file, a pipe
             os.close(copy)
             continue
-        if own.family in (socket.AF_INET, socket.AF_INET6):
-            yield own
+        if copied.family in (socket.AF_INET, socket.AF_INET6):
+            yield copied
         else:
-            own.close()
+            copied.close()
 
 
-def _port(own: socket.socket) -> int:
+def _port(listener: socket.socket) -> int:
     try:
-        return int(own.getsockname()[1])
+        return int(listener.getsockname()[1])
     except OSError:
         return 0
 
 
-def _listens(own: socket.socket) -> bool:
-    return bool(own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+def _listens(listener: socket.socket) -> bool:
+    return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _refuse_connections(listener: socket.socket) -> None:

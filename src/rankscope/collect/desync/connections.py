@@ -57,14 +57,14 @@ class Connections:
     def _connect(self, group: Group, pg: Any) -> Any:
         jobs_store = pg.get_group_store()
         _check_reachable(jobs_store)
-        own = own_connection(jobs_store)
+        connection = own_connection(jobs_store)
         try:
-            shared = self._through_shared(group, pg, own)
+            shared = self._through_shared(group, pg, connection)
         except Exception:  # an internal of torch has changed: a connection per group does as well
             shared = None
-        return shared if shared is not None else own
+        return shared if shared is not None else connection
 
-    def _through_shared(self, group: Group, pg: Any, own: Any) -> Any | None:
+    def _through_shared(self, group: Group, pg: Any, connection: Any) -> Any | None:
         """The group's store over the one connection, if that turns out to be the same place."""
         from torch.distributed import PrefixStore, distributed_c10d
 
@@ -74,9 +74,9 @@ class Connections:
             self._shared_world = weakref.ref(world)
         shared = self._shared if pg is world else PrefixStore(f"{group.name}/", self._shared)
         trial = f"{detail_key(group.name, group.rank)}_trial"
-        own.set(trial, b"")
+        connection.set(trial, b"")
         is_same = shared.check([trial])
-        own.delete_key(trial)
+        connection.delete_key(trial)
         return shared if is_same else None
 
 

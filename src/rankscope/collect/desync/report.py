@@ -132,9 +132,9 @@ def _group_lines(state: GroupState, own_rank: int) -> Iterable[str]:
     size = f"{group.size} rank{'' if group.size == 1 else 's'}"
     name = group.name if _PLAIN_NAME.fullmatch(group.name) else json.dumps(group.name)
     yield f"group {name}{described} ({size}{listed}), collective state from the job's store"
-    place = group.ranks.index(own_rank) if own_rank in group.ranks else -1
+    own_position = group.ranks.index(own_rank) if own_rank in group.ranks else -1
     for member in state.members:
-        if member.rank == place and not member.is_finished:
+        if member.rank == own_position and not member.is_finished:
             yield f" - [{member.rank}] Timeout at collective: {member.op}, #{member.seq}"
     if state.never_joined:
         yield f" - Ranks that never joined any collective: [{numbers(state.never_joined)}]"

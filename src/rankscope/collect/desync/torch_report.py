@@ -21,13 +21,13 @@ def bracket_ranks(ranks: Iterable[int]) -> str:
 
 def timeout_text(own_rank: int, members: Sequence[MemberState]) -> str:
     """The first line. ValueError: the rank that timed out is in no collective, by what is known of it."""
-    own = next((member for member in members if member.rank == own_rank), None)
-    if own is None:
+    member_here = next((member for member in members if member.rank == own_rank), None)
+    if member_here is None:
         raise ValueError(f"Timeout rank [{own_rank}] must have collective tracking item in c10::Store trace")
-    if own.is_finished:
-        place = f"thisSeq = {own.seq}, col = {own.op}"
-        raise ValueError(f"Timeout rank [{own_rank}] last trace item must be kEventStart. {place}")
-    return f"\n\t - [{own_rank}] Timeout at collective: {own.op}, #{own.seq}"
+    if member_here.is_finished:
+        last_call = f"thisSeq = {member_here.seq}, col = {member_here.op}"
+        raise ValueError(f"Timeout rank [{own_rank}] last trace item must be kEventStart. {last_call}")
+    return f"\n\t - [{own_rank}] Timeout at collective: {member_here.op}, #{member_here.seq}"
 
 
 def missing_text(ranks: Iterable[int]) -> str:

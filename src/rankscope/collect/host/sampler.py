@@ -52,7 +52,7 @@ class Host(Part):
         self._name = f"host_{run.rank}.jsonl"
         self._file = Lines(run.aside(self._name))
         self._trains = threading.current_thread()
-        self._counters = kernel.Counters(self._trains.native_id or os.getpid())
+        self._counters = kernel.Counters(threading.get_native_id())
         self._stacks: Numbers[tuple[Place, ...]] = Numbers()
         self._waits: Numbers[str] = Numbers()
         self._lines: list[bytes] = []
@@ -94,7 +94,7 @@ class Host(Part):
     def _follow(self) -> None:
         """Some launchers train in a thread that they start later."""
         self._trains = threading.current_thread()
-        self._counters, self._before = kernel.Counters(self._trains.native_id or os.getpid()), (0, 0, 0)
+        self._counters, self._before = kernel.Counters(threading.get_native_id()), (0, 0, 0)
         self.marks.thread = threading.get_ident()
 
     def close(self) -> None:

@@ -45,13 +45,17 @@ def claim_rank(folder: Path, rank: int, attempt: int = 0) -> Path:
     A rank comes again when torchrun restarts it, or when a script starts one job after the other.
     """
     for number in range(attempt, _MAX_RUNS):
-        place = folder / f"attempt_{number}" if number else folder
-        (place / manifest.PARTS).mkdir(parents=True, exist_ok=True)
+        attempt_folder = folder / f"attempt_{number}" if number else folder
+        (attempt_folder / manifest.PARTS).mkdir(parents=True, exist_ok=True)
         try:
-            os.close(os.open(place / manifest.PARTS / f"rank_{rank}.json", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+            os.close(
+                os.open(
+                    attempt_folder / manifest.PARTS / f"rank_{rank}.json", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644
+                )
+            )
         except FileExistsError:
             continue
-        return place
+        return attempt_folder
     raise FileExistsError(f"{folder} already has {_MAX_RUNS:,} attempts")
 
 
@@ -63,13 +67,13 @@ def places(folder: Path) -> list[Path]:
 
 def newest_place(folder: Path) -> Path:
     """Where the ranks of the newest attempt write."""
-    written = [place for place in places(folder) if manifest.read_parts(place)]
+    written = [attempt for attempt in places(folder) if manifest.read_parts(attempt)]
     return written[-1] if written else folder
 
 
 def has_rank_since(folder: Path, time_ns: int) -> bool:
     """Whether some process of the run was a rank at that time or later."""
-    parts = (part for place in places(folder) for part in manifest.read_parts(place))
+    parts = (part for attempt in places(folder) for part in manifest.read_parts(attempt))
     return any(part.get("ended_ns") is None or part["ended_ns"] >= time_ns for part in parts)
 
 

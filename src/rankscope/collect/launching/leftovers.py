@@ -43,12 +43,12 @@ def finish(folder: Path, run: Mapping[str, Any]) -> None:
     """Completes the files of the ranks that ran here, and writes the manifest. OSError: the folder is gone."""
     about = _with_other_launchers(folder, run)
     codes = child_exits.take(folder)
-    for place in folders.places(folder):
-        for part in manifest.read_parts(place):
+    for attempt in folders.places(folder):
+        for part in manifest.read_parts(attempt):
             if part.get("host") == socket.gethostname() and not _is_running(part):
-                manifest.write_part(place, part["rank"], _completed(place, part, codes.get(part["pid"])))
-        requests.take_back(place)
-        manifest.write_whole(place, about)
+                manifest.write_part(attempt, part["rank"], _completed(attempt, part, codes.get(part["pid"])))
+        requests.take_back(attempt)
+        manifest.write_whole(attempt, about)
 
 
 def _with_other_launchers(folder: Path, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,8 +70,8 @@ def unfinished(folder: Path) -> list[int]:
 
 
 def all_parts(folder: Path) -> Iterator[Part]:
-    for place in folders.places(folder):
-        yield from manifest.read_parts(place)
+    for attempt in folders.places(folder):
+        yield from manifest.read_parts(attempt)
 
 
 def _is_running(part: Part) -> bool:
@@ -84,19 +84,19 @@ def _is_running(part: Part) -> bool:
     return True
 
 
-def _completed(place: Path, part: Part, code: int | None) -> Part:
+def _completed(attempt: Path, part: Part, code: int | None) -> Part:
     rank = part["rank"]
     problems = list(part["problems"])
     has_left = part.get("ending") == LEFT and not code
     if part["ended_ns"] is None and not has_left:
         problems.append({"what": "rank", "problem": KILLED, "hint": KILLED_HINT})
     for name in (template.format(rank=rank) for template in _LINES):
-        _finish_lines(place / f"{name}.{part['pid']}{PARTIAL}", place / name)
-    stacks.publish_left_behind(place, rank)
-    worker_stacks.clean(place, part["pid"])
+        _finish_lines(attempt / f"{name}.{part['pid']}{PARTIAL}", attempt / name)
+    stacks.publish_left_behind(attempt, rank)
+    worker_stacks.clean(attempt, part["pid"])
     known = {record["file"] for record in part["got"]}
     names = [(what, template.format(rank=rank)) for template, what in _FILES.items()]
-    records = {name: {"what": what, "file": name, "n_bytes": n} for what, name in names if (n := _size(place / name))}
+    records = {name: {"what": what, "file": name, "n_bytes": n} for what, name in names if (n := _size(attempt / name))}
     got = [*part["got"], *(record for name, record in records.items() if name not in known)]
     ended = part["ended_ns"] or time.time_ns()
     noted = {} if code is None else {"exit_code": code}

@@ -87,9 +87,9 @@ def _free_report(settings: Settings, rank: int) -> Path:
     folder = Path(settings.folder)
     number = folders.restart_count()
     while True:
-        place = folder / f"attempt_{number}" if number else folder
-        report = place / REPORT.format(rank=rank)
+        attempt = folder / f"attempt_{number}" if number else folder
+        report = attempt / REPORT.format(rank=rank)
         if not any(report.with_name(report.name + suffix).exists() for suffix in SUFFIXES):
-            place.mkdir(parents=True, exist_ok=True)
+            attempt.mkdir(parents=True, exist_ok=True)
             return report
         number += 1

@@ -19,7 +19,7 @@ def export_all(folder: Path) -> Iterator[str]:
     """Exports each report of the run that has no export yet; yields what the user should know."""
     nsys = shutil.which(PROGRAM)
     pattern = REPORT.format(rank="*") + _REPORT_SUFFIX
-    reports = [report for place in folders.places(folder) for report in sorted(place.glob(pattern))]
+    reports = [report for attempt in folders.places(folder) for report in sorted(attempt.glob(pattern))]
     if nsys and not reports:
         yield "nsys wrote no report: see its messages above"
     for report in (report for report in reports if not report.with_suffix(_EXPORT_SUFFIX).exists()):

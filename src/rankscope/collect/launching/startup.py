@@ -82,9 +82,9 @@ class Candidate:
         with self._lock:
             if self.run is None:
                 who = who or identity()
-                place = self._place(who.rank)
+                folder = self._place(who.rank)
                 os.environ[RANK_PID] = f"{os.getpid()}:{who.world_size}"
-                self.run = Run(dataclasses.replace(self.settings, folder=str(place)), begins_with_step=False)
+                self.run = Run(dataclasses.replace(self.settings, folder=str(folder)), begins_with_step=False)
                 set_current(self.run)
                 self.run.begin(*who)
             return self.run
@@ -137,14 +137,14 @@ class Candidate:
     def _place(self, rank: int) -> Path:
         folder = Path(self.settings.folder)
         try:
-            place = folders.claim_rank(folder, rank, folders.restart_count())
+            attempt = folders.claim_rank(folder, rank, folders.restart_count())
         except OSError:
             return folder  # the run tells what is wrong with it
-        if place != folder:
+        if attempt != folder:
             for name in _PLACED:
                 if os.environ.get(name, "").startswith(f"{folder}{os.sep}"):
-                    os.environ[name] = os.environ[name].replace(str(folder), str(place), 1)
-        return place
+                    os.environ[name] = os.environ[name].replace(str(folder), str(attempt), 1)
+        return attempt
 
     def _is_main_program(self) -> bool:
         """True for the job's main program: not a process that it started, none of torch's own, and no launcher."""

@@ -66,9 +66,9 @@ class TorchLogs(Part):
     def _place_compile_log(self, handler: Any) -> None:
         """torch opens the file when it first has something to write: until then the folder can be chosen."""
         folder = self.run.folder / COMPILE_LOG_FOLDER
-        own = os.environ.get("TORCH_TRACE")
-        if own and Path(own) != folder:
-            self.run.problem(self.COMPILE_LOG, f"TORCH_TRACE is set to {own}: the compile log goes there")
+        chosen = os.environ.get("TORCH_TRACE")
+        if chosen and Path(chosen) != folder:
+            self.run.problem(self.COMPILE_LOG, f"TORCH_TRACE is set to {chosen}: the compile log goes there")
         elif handler not in logging.getLogger("torch.__trace").handlers:
             problem = "torch compiled something before collection started, so it writes no log"
             self.run.problem(self.COMPILE_LOG, problem, "start collecting before the first torch.compile runs")

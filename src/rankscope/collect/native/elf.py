@@ -122,7 +122,7 @@ class ElfFile:
                 self._look_up(wanted, symbols, names, starts, deadline)
             if len(starts) == len(wanted):
                 break
-        named = ((address, self.data.text(place, _MAX_NAME)) for address, (_, place) in starts.items())
+        named = ((address, self.data.text(offset, _MAX_NAME)) for address, (_, offset) in starts.items())
         return {address: name for address, name in named if name}
 
     def _look_up(
@@ -133,11 +133,11 @@ class ElfFile:
         starts: dict[int, tuple[int, int]],
         deadline: float,
     ) -> None:
-        place, end = symbols.offset, symbols.offset + symbols.size // _SYMBOL.size * _SYMBOL.size
+        offset, end = symbols.offset, symbols.offset + symbols.size // _SYMBOL.size * _SYMBOL.size
         last = wanted[-1] if wanted else -1
-        while place < end and time.monotonic() < deadline:
-            chunk = self.data.read(place, min(_CHUNK, end - place))
-            place += _CHUNK
+        while offset < end and time.monotonic() < deadline:
+            chunk = self.data.read(offset, min(_CHUNK, end - offset))
+            offset += _CHUNK
             if len(chunk) % _SYMBOL.size:
                 return
             for name, info, _, section, value, size in _SYMBOL.iter_unpack(chunk):

@@ -91,9 +91,9 @@ def _common(file: ElfFile, start: int) -> _Common:
 
 
 class _Reader:
-    def __init__(self, file: ElfFile, place: int) -> None:
+    def __init__(self, file: ElfFile, offset: int) -> None:
         self._file = file
-        self.place = place  # in the file
+        self.place = offset  # in the file
 
     def number(self, layout: str) -> int:
         value = self._file.data.unpack(layout, self.place)[0]
@@ -137,8 +137,8 @@ class _Reader:
         layout = _FORMATS.get(encoding & 0x0F)
         if layout is None or encoding & 0x70 not in (0x00, 0x10):
             raise UnsupportedRuleError(f"an address in the encoding {encoding:#x}")
-        own = self._file.address_at(self.place) or 0
-        return self.number(layout) + (own if encoding & 0x70 else 0)
+        address = self._file.address_at(self.place) or 0
+        return self.number(layout) + (address if encoding & 0x70 else 0)
 
 
 class _Program:

@@ -193,8 +193,8 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _weakly(thing: Any) -> Callable[[], Any]:
     if isinstance(thing, (int, tuple)):
-        place: Hashable = thing
-        return lambda: place
+        key: Hashable = thing
+        return lambda: key
     return weakref.ref(thing)
 
 

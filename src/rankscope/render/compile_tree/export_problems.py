@@ -147,7 +147,7 @@ class _Walk:
             self._places.get(row["record"]),
             self._frames(value.get("user_stack")),
             self._frames(value.get("stack")),
-            {heading: own for heading, own in variables.items() if own},
+            {heading: values for heading, values in variables.items() if values},
             self._origin(_key(value.get("expr_node_id") or value.get("expr_id")), 0, set()),
             _is_plain(frame_locals.get("locals")) and _is_plain(frame_locals.get("symbols")),
         )
@@ -168,7 +168,9 @@ class _Walk:
             return None
         seen.add(number)
         arguments, numbers = value.get("arguments"), value.get("argument_ids")
-        parts = (self._origin(_key(own), depth + 1, seen) for own in (numbers if isinstance(numbers, list) else ()))
+        parts = (
+            self._origin(_key(source), depth + 1, seen) for source in (numbers if isinstance(numbers, list) else ())
+        )
         return Expression(
             str(value.get("result") or value.get("symbol") or ""),
             str(value.get("method") or ""),

@@ -23,7 +23,11 @@ class _Trouble(NamedTuple):
 
 
 def failures_page(trace: Trace, tree: RankTree) -> bytes:
-    pages = {(own.row["file_id"], own.row["record"]): own for own in tree.outputs if own.how.endswith("metrics")}
+    pages = {
+        (output.row["file_id"], output.row["record"]): output
+        for output in tree.outputs
+        if output.how.endswith("metrics")
+    }
     breaks, errors = _grouped(trace, "graph_breaks"), _grouped(trace, "compile_errors")
     rows = []
     compilations = trace.table("compilations")
@@ -65,19 +69,19 @@ def _restarts(made: Row, breaks: list[Row]) -> Iterator[_Trouble]:
     for attempt, reason in enumerate(_reasons(made["restart_reasons"])):
         if reason.strip():
             causes = [row for row in breaks if row["attempt"] == attempt]
-            place = _place(causes[0]["file"], causes[0]["line"], causes[0]["function"]) if causes else ""
-            yield _Trouble("restart", reason, place)
+            site = _place(causes[0]["file"], causes[0]["line"], causes[0]["function"]) if causes else ""
+            yield _Trouble("restart", reason, site)
 
 
 def _failures(made: Row, errors: list[Row]) -> Iterator[_Trouble]:
     """A failing backend logs no line of the user's code; the error logged next to it does."""
     if not made["fail_type"]:
         return
-    place = _place(made["fail_file"], made["fail_line"], "")
+    site = _place(made["fail_file"], made["fail_line"], "")
     located = [row for row in errors if row["file"]]
-    if not place and located:
-        place = _place(located[-1]["file"], located[-1]["line"], located[-1]["function"])
-    yield _Trouble("failure", f"{made['fail_type']}: {made['fail_reason']}".rstrip(": "), place)
+    if not site and located:
+        site = _place(located[-1]["file"], located[-1]["line"], located[-1]["function"])
+    yield _Trouble("failure", f"{made['fail_type']}: {made['fail_reason']}".rstrip(": "), site)
 
 
 def _reason(reason: str) -> Html:

@@ -321,7 +321,7 @@ def compilation_table(page: Page) -> Html:
     cells = [_compiled(page, each, later, has_files=n_files > 0) for each in page.compilations]
     if not n_files:  # a text log, which knows next to nothing of a compilation
         columns, cells = without_empty(columns, cells)
-    rows = [row(own, each.anchor) for own, each in zip(cells, page.compilations, strict=True)]
+    rows = [row(row_cells, each.anchor) for row_cells, each in zip(cells, page.compilations, strict=True)]
     return table(page.later, "compilations", columns, rows, 100)
 
 
@@ -329,9 +329,9 @@ def _compiled(page: Page, each: Compilation, later: Later | None, *, has_files: 
     name = (
         markup("<b>{}</b>", each.function) if each.function else "not part of a compilation" if not each.key[1] else ""
     )
-    place = markup(' <span class="place">{}</span>', page.shown(each.place)) if each.place else NOTHING
+    site = markup(' <span class="place">{}</span>', page.shown(each.place)) if each.place else NOTHING
     files = joined(map(page.file, each.outputs))
-    shown = joined([name, place])
+    shown = joined([name, site])
     if has_files or each.fail:
         n_files = (
             markup(' <span class="faint whole">{}</span>', count_noun(len(each.outputs), "file"))

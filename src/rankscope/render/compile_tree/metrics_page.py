@@ -54,7 +54,7 @@ class MetricsPages:
     def __init__(self, trace: Trace, outputs: Sequence[Output]) -> None:
         self._trace = trace
         self._outputs = by_label(outputs)
-        self._places = {id(own): index for others in self._outputs.values() for index, own in enumerate(others)}
+        self._places = {id(output): index for others in self._outputs.values() for index, output in enumerate(others)}
         self._shown_on: dict[str, Output] = {}  # long value -> the page that has it
         self._stacks = _Lookup(trace, "compile_stacks")
         self._guards = _Lookup(trace, "guards")
@@ -62,7 +62,7 @@ class MetricsPages:
         # Forward, backward and runtime pages of a compilation have the same sections.
         self._origin = lru_cache(maxsize=256)(self._make_origin)
         self._items = lru_cache(maxsize=None)(
-            lambda label: [markup("<li>{}</li>", _link(own)) for own in self._outputs[label]]
+            lambda label: [markup("<li>{}</li>", _link(output)) for output in self._outputs[label]]
         )
 
     def page(self, output: Output) -> bytes:
@@ -93,7 +93,9 @@ class MetricsPages:
             yield markup("<h2>Why it was recompiled</h2>")
             heads = ("Compared with", "Failed guard", "Compiled for", "Called with", "Where", "Hint")
             names = ("against", "guard", "expected", "actual")
-            yield _table(heads, [(*(own[name] for name in names), _place(own), own["hint"]) for own in rows])
+            yield _table(
+                heads, [(*(reason[name] for name in names), _place(reason), reason["hint"]) for reason in rows]
+            )
 
     def _stack(self, key: Key) -> Iterator[Html]:
         frames = self._stacks.rows(key)
@@ -106,12 +108,12 @@ class MetricsPages:
         """From all attempts: what an attempt decided before a restart explains the restart."""
         guards = self._guards.rows(key)
         for kind, title in _SHAPE_TITLES.items():
-            own = [guard for guard in guards if guard["kind"] == kind]
-            if own:
+            of_kind = [guard for guard in guards if guard["kind"] == kind]
+            if of_kind:
                 yield markup("<h2>{}</h2>", title)
                 heads = ("Attempt", "Symbol", "Expression", "Value", "Source", "Reason", "Where")
                 names = ("attempt", "symbol", "expression", "value", "source", "reason")
-                yield _table(heads, [(*(guard[name] for name in names), _place(guard)) for guard in own])
+                yield _table(heads, [(*(guard[name] for name in names), _place(guard)) for guard in of_kind])
 
     def _links(self, output: Output) -> Iterator[Html]:
         items, here = self._items(output.label), self._places[id(output)]
@@ -169,8 +171,8 @@ def _leniently_decoded(header: bytes, kind: str) -> Any:
 def _said_first(metrics: dict[str, Any]) -> Iterator[Html]:
     """What the reader came for: what was compiled, how long it took, whether it worked."""
     if metrics.get("co_name"):
-        place = f"{metrics.get('co_filename') or ''}:{metrics.get('co_firstlineno') or ''}".strip(":")
-        yield markup("<p><code>{}</code> at <code>{}</code>{}</p>", metrics["co_name"], place, _took(metrics))
+        site = f"{metrics.get('co_filename') or ''}:{metrics.get('co_firstlineno') or ''}".strip(":")
+        yield markup("<p><code>{}</code> at <code>{}</code>{}</p>", metrics["co_name"], site, _took(metrics))
     if metrics.get("fail_type"):
         yield markup("<p><strong>It failed: {}</strong></p>", metrics["fail_type"])
         yield markup("<pre>{}</pre>", metrics.get("fail_reason") or "No reason was logged.")

@@ -49,6 +49,13 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 _MAX_NAME_BYTES = 180  # a file's name may have 255, of which numbers and extensions need some
 
 
+class _Target(NamedTuple):
+    """The compilation that a file belongs to."""
+
+    directory: str
+    label: str
+
+
 class TreeOptions(NamedTuple):
     plain_text: bool = False  # generated code as .txt instead of a page
     all_ranks: bool = False  # a landing page and a folder per rank, even for a single rank
@@ -113,7 +120,7 @@ def plan_ranks(trace: Trace, options: TreeOptions) -> list[RankTree]:
 def records_of(trace: Trace, file_ids: Iterable[int]) -> Table:
     """The records of these logs, in the order of the logs as given."""
     records = trace.table("compile_records")
-    places = [np.flatnonzero(records.array("file_id") == own) for own in file_ids]
+    places = [np.flatnonzero(records.array("file_id") == file_id) for file_id in file_ids]
     if len(places) == 1 and len(places[0]) == len(records):
         return records  # the index of a gigabyte need not be copied
     return records.take(np.concatenate(places or [np.empty(0, np.int64)]))
@@ -133,12 +140,12 @@ def tree_records(trace: Trace, tree: RankTree) -> Table:
 def plan_outputs(trace: Trace, records: Table, options: TreeOptions) -> list[Output]:
     """Every file and link of one rank's tree, in the order of its records (see `records_of`)."""
     plan = _Plan(options)
-    for own in by_file(records):
-        file_id = int(own.array("file_id")[0])
+    for file_records in by_file(records):
+        file_id = int(file_records.array("file_id")[0])
         log = mapped_log(trace, file_id)
         log.give_back()  # what the rules have looked at
-        is_dropped = _dropped_by_tlparse(log, own)
-        for row in own.take(rows_with_file(own)).rows():
+        is_dropped = _dropped_by_tlparse(log, file_records)
+        for row in file_records.take(rows_with_file(file_records)).rows():
             plan.add(row, log, is_dropped(row))
     return plan.outputs
 
@@ -200,34 +207,36 @@ class _Plan:
 
     def add(self, row: Row, log: MappedLog, is_dropped: bool) -> None:
         ids = (row["autograd_id"], row["frame_id"], row["frame_compile_id"], row["attempt"])
-        place = (directory_of(*ids), label_of(*ids))
+        target = _Target(directory_of(*ids), label_of(*ids))
         kind: str = row["kind"]
         if kind not in _KINDS:
             path = payload_path(row, log)
-            self.outputs.append(Output(path, kind, max(self._next - 1, 0), "", *place, "unknown", row))
+            self.outputs.append(Output(path, kind, max(self._next - 1, 0), "", *target, "unknown", row))
         elif kind == "link":
             number = self._number(is_dropped)
-            self.outputs.append(Output("", row["name"], number, "", *place, "link", row, _url(log, row)))
+            self.outputs.append(Output("", row["name"], number, "", *target, "link", row, _url(log, row)))
         elif kind == "dump_file":
             path = self._global_path(row)
             name = path.rpartition("/")[2]
-            self.outputs.append(Output(path, name, self._number(is_dropped), "", *place, "source", row))
+            self.outputs.append(Output(path, name, self._number(is_dropped), "", *target, "source", row))
         else:
-            self._add_file(row, log, place, is_dropped)
+            self._add_file(row, log, target, is_dropped)
 
-    def _add_file(self, row: Row, log: MappedLog, place: tuple[str, str], is_dropped: bool) -> None:
+    def _add_file(self, row: Row, log: MappedLog, target: _Target, is_dropped: bool) -> None:
         how, stem, extension = file_form(row, self.options.plain_text)
         if how == "runtime_metrics" and row["frame_compile_id"] >= 0 and row["attempt"] < 0:
-            place = (directory_of(row["autograd_id"], row["frame_id"], row["frame_compile_id"], 0), place[1])
+            directory = directory_of(row["autograd_id"], row["frame_id"], row["frame_compile_id"], 0)
+            target = target._replace(directory=directory)
         is_extra = is_dropped or how == "runtime_metrics" or not _is_readable(row, how, log)
         number = self._number(is_extra)
         numbered = f"{stem}_{number}{_letters(self._n_letters) if is_extra else ''}"
         readable = ""
         if how == "json" and stem.startswith(_STACK_TRACES) and not is_extra and _is_json(log.payload(row)):
-            readable = f"{place[0]}/{numbered}_readable.html"
+            readable = f"{target.directory}/{numbered}_readable.html"
             number = self._number(is_extra)  # tlparse lists the file under the number of its twin
         name = f"{numbered}.{extension}"
-        self.outputs.append(Output(f"{place[0]}/{name}", name, number, _suffix(name), *place, how, row, "", readable))
+        path = f"{target.directory}/{name}"
+        self.outputs.append(Output(path, name, number, _suffix(name), *target, how, row, "", readable))
 
     def _number(self, is_extra: bool) -> int:
         if is_extra:
@@ -321,8 +330,8 @@ def _first_rank_in(log: MappedLog, records: Table) -> tuple[int, int] | None:
 
 
 def _rank_in(header: bytes) -> int | None:
-    place = header.find(b'"rank":')  # much faster than a pattern where there is none
-    match = _OWN_RANK.match(header, place) if place >= 0 else None
+    offset = header.find(b'"rank":')  # much faster than a pattern where there is none
+    match = _OWN_RANK.match(header, offset) if offset >= 0 else None
     return int(match.group(1)) if match else None
 
 

@@ -101,8 +101,8 @@ class RankView:
         """The most expensive line first."""
         runs = {log["run"] for log in self.rows("compile_logs")}
         rows = self.trace.table("compile_ledger").rows()
-        own = [row for row in rows if row["rank"] == self.tree.rank and row["run"] in runs]
-        return sorted(own, key=lambda row: -row["total_ns"])
+        rank_rows = [row for row in rows if row["rank"] == self.tree.rank and row["run"] in runs]
+        return sorted(rank_rows, key=lambda row: -row["total_ns"])
 
 
 def compilations_of(view: RankView) -> list[Compilation]:
@@ -118,16 +118,20 @@ def compilations_of(view: RankView) -> list[Compilation]:
     order = {file_id: position for position, file_id in enumerate(view.tree.file_ids)}
     keys = sorted({*phases, *files, *stacks}, key=lambda key: (order[key[0]], not key[1], id_order(key[1])))
     return [
-        _compilation((key, anchor_of(key, order)), phases.get(key, []), stacks.get(key, []), files.get(key, []), broken)
+        _compilation(
+            _Records(key, anchor_of(key, order), phases.get(key, []), key in broken),
+            stacks.get(key, []),
+            files.get(key, []),
+        )
         for key in keys
     ]
 
 
 def anchor_of(key: Key, order: dict[int, int]) -> str:
     """0/1 -> frame-0-1, !2/0/1 -> frame-a2-0-1; a second log of the rank has its number behind it."""
-    place = order[key[0]]
+    position = order[key[0]]
     name = key[1].replace("!", "a").replace("/", "-") or "none"
-    return f"frame-{name}" + (f"-log-{place + 1}" if place else "")
+    return f"frame-{name}" + (f"-log-{position + 1}" if position else "")
 
 
 def id_order(compile_id: str) -> list[int]:
@@ -136,19 +140,26 @@ def id_order(compile_id: str) -> list[int]:
     return [int(is_autograd), *(int(part) if part.isdecimal() else -1 for part in parts)]
 
 
-def _compilation(
-    named: tuple[Key, str], phases: list[Row], stack: list[Row], outputs: list[Output], broken: set[Key]
-) -> Compilation:
-    key, anchor = named
+class _Records(NamedTuple):
+    """What the log says about one compilation."""
+
+    key: Key
+    anchor: str
+    phases: list[Row]
+    is_broken: bool  # its graph was
+
+
+def _compilation(records: _Records, stack: list[Row], outputs: list[Output]) -> Compilation:
+    key, phases = records.key, records.phases
     forward = next((row for row in phases if row["phase"] == "forward"), phases[0] if phases else None)
     fail = next((row for row in phases if row["fail_type"]), None)
-    place = next((frame for frame in reversed(stack) if frame["is_user"]), None)
+    user_frame = next((frame for frame in reversed(stack) if frame["is_user"]), None)
     return Compilation(
         key=key,
-        anchor=anchor,
-        status=_status(phases, key in broken) if phases or stack else "",
+        anchor=records.anchor,
+        status=_status(phases, records.is_broken) if phases or stack else "",
         function=forward["function"] if forward else stack[-1]["function"] if stack else "",
-        place=f"{place['file']}:{place['line']}" if place else _own_place(forward),
+        place=f"{user_frame['file']}:{user_frame['line']}" if user_frame else _own_place(forward),
         duration_ns=sum(max(row["duration_ns"], 0) for row in phases),
         n_ops=_largest(phases, "n_ops"),
         n_nodes=_largest(phases, "n_nodes"),
@@ -258,13 +269,13 @@ class KindCount(NamedTuple):
 def kinds_of(view: RankView) -> list[KindCount]:
     """How many records of each kind the logs hold; the kind is empty for those that could not be understood."""
     records = view.trace.table("compile_records")
-    own = np.isin(records.array("file_id"), view.tree.file_ids)
+    is_shown = np.isin(records.array("file_id"), view.tree.file_ids)
     column = records.text("kind")
-    codes = column.codes[own]
+    codes = column.codes[is_shown]
     counts = np.bincount(codes, minlength=len(column.values))
     sizes = np.bincount(
         codes,
-        weights=(records.array("n_header_bytes") + records.array("n_payload_bytes"))[own],
+        weights=(records.array("n_header_bytes") + records.array("n_payload_bytes"))[is_shown],
         minlength=len(column.values),
     )
     rows = zip(column.values, counts.tolist(), sizes.tolist(), strict=True)

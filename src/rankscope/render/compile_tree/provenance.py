@@ -246,7 +246,7 @@ def _data_id(number: int) -> str:
 
 def _data(lines: Mapping[str, Lines], number: int) -> Html:
     """In the form in which tlparse has it. Numbers only: nothing in it could end the element."""
-    by_text = {key: {str(line): others for line, others in own.items()} for key, own in lines.items()}
+    by_text = {key: {str(line): others for line, others in by_line.items()} for key, by_line in lines.items()}
     content = msgspec.json.format(msgspec.json.encode(by_text, order="sorted")).decode()
     return markup('<script id="{}" type="application/json">\n{}\n</script>', _data_id(number), script_data(content))
 

@@ -95,8 +95,8 @@ class _Code:
         """The lines that hold the name, each once. mul_1 is not in mul_10."""
         line = 0
         for match in re.compile(re.escape(name) + r"(?!\d)").finditer(self.text, start):
-            if (own := self.line_at(match.start())) != line:
-                line = own
+            if (other_line := self.line_at(match.start())) != line:
+                line = other_line
                 yield line
 
 
@@ -137,8 +137,8 @@ def _calls_in_cpp(code: _Code, kernel: str, plain_name: str) -> list[int]:
 def _joined(names: Names, sources: Mapping[str, list[int]], targets: Mapping[str, list[int]]) -> Lines:
     """Two kernels on one line are listed together."""
     joined: Lines = {}
-    for source, own in names.items():
-        lines = [line for target in own for line in targets.get(target, ())]
+    for source, target_names in names.items():
+        lines = [line for target in target_names for line in targets.get(target, ())]
         for line in sources.get(source, ()) if lines else ():
             known = joined.setdefault(line, [])
             known += [target for target in lines if target not in known] if known else lines

@@ -69,7 +69,7 @@ def _outputs_by_place(tree: RankTree) -> dict[tuple[int, int], Output]:
 
 def _by_graph(trace: Trace, trees: Sequence[RankTree], table: str) -> list[tuple[Entry, list[Row]]]:
     """The rows of each graph with its rank and the name of its folder. A forked process has graphs of its own."""
-    outputs = {place: (tree.rank, output) for tree in trees for place, output in _outputs_by_place(tree).items()}
+    outputs = {key: (tree.rank, output) for tree in trees for key, output in _outputs_by_place(tree).items()}
     graphs: dict[tuple[int, int, str], list[Row]] = {}
     for row in trace.table(table).rows():
         if (row["file_id"], row["record"]) in outputs:

@@ -58,8 +58,8 @@ class _Landing:
         self.lines: dict[tuple[str, int], str] = {}
         self.rows = [self._rank_row(tree) for tree in trees]
         self.ranked = [RankTotals(each.tree.rank, each.totals) for each in self.rows]
-        own = {file_id for tree in trees for file_id in tree.file_ids}
-        self.logs = [log for log in trace.table("compile_logs").rows() if log["file_id"] in own]
+        file_ids = {file_id for tree in trees for file_id in tree.file_ids}
+        self.logs = [log for log in trace.table("compile_logs").rows() if log["file_id"] in file_ids]
         self.run = max((log["run"] for log in self.logs), default=0)
         self.ranks = compile_runs(trace).get(self.run, ())
         self.groups = {aspect: rank_groups(trace, self.run, aspect) for aspect in WORDS}
@@ -74,9 +74,9 @@ class _Landing:
         }
         return RankRow(tree, totals_of(view, compilations), places)
 
-    def _short(self, place: str) -> str:
+    def _short(self, site: str) -> str:
         base = self.options.base.rstrip(os.sep) + os.sep if self.options.base else ""
-        return place.removeprefix(base) if base else place
+        return site.removeprefix(base) if base else site
 
     def body(self, folder: Path, names: Sequence[str]) -> Iterator[Html]:
         sections = [
@@ -137,14 +137,14 @@ class _Landing:
         )
 
     def _place(self, rank: int, compile_id: str) -> str:
-        own = next((each for each in self.rows if each.tree.rank == rank), None)
-        return own.places.get(compile_id, f"[{compile_id}]") if own else f"[{compile_id}]"
+        of_rank = next((each for each in self.rows if each.tree.rank == rank), None)
+        return of_rank.places.get(compile_id, f"[{compile_id}]") if of_rank else f"[{compile_id}]"
 
     def _rank_table(self) -> Html:
         folders = {each.tree.rank: each.tree.folder for each in self.rows}
 
-        def linked(own: RankTotals) -> Html:
-            return link(f"{folders[own.rank]}/index.html", own.name)
+        def linked(totals: RankTotals) -> Html:
+            return link(f"{folders[totals.rank]}/index.html", totals.name)
 
         return rank_table(self.later, "ranks", self.ranked, self.groups, linked, ROWS_SHOWN)
 

@@ -27,9 +27,9 @@ class RankTotals(NamedTuple):
 
 def apart_phrase(groups: Groups) -> str:
     """Which ranks are outside the largest group; none where no group is the largest. Empty when all did the same."""
-    split = [own for own in groups.values() if len(own) > 1]
-    decided = [own for own in split if len(own[0].ranks) > len(own[1].ranks)]
-    odd = sorted({rank for own in decided for group in own[1:] for rank in group.ranks})
+    split = [same_aspect for same_aspect in groups.values() if len(same_aspect) > 1]
+    decided = [same_aspect for same_aspect in split if len(same_aspect[0].ranks) > len(same_aspect[1].ranks)]
+    odd = sorted({rank for same_aspect in decided for group in same_aspect[1:] for rank in group.ranks})
     if odd:
         return f"{ranks_phrase(odd)} behaved differently"
     return "the ranks differ" if split else ""
@@ -60,7 +60,7 @@ def rank_table(
     later: Later, name: str, ranks: Sequence[RankTotals], groups: Groups, shown: Callable[[RankTotals], str], n: int
 ) -> Html:
     """`shown` gives a rank's name as HTML; `n` rows are shown at first."""
-    split = [aspect for aspect, own in groups.items() if len(own) > 1]
+    split = [aspect for aspect, parts in groups.items() if len(parts) > 1]
     letters = {aspect: {rank: group.letter for group in groups[aspect] for rank in group.ranks} for aspect in split}
     columns = [Column("Rank", is_number=True), *(Column(number, is_number=True) for number in _NUMBERS)]
     columns += [Column(WORDS[aspect].short, help="Ranks with the same letter did the same.") for aspect in split]
@@ -68,12 +68,12 @@ def rank_table(
     columns = [column for column in columns if has_times or column.title != "Compile time"]
     rows = []
     for each in ranks:
-        own = each.totals
-        counts = (own.n_recompilations, own.n_breaks, own.n_hits, own.n_misses)
+        parts = each.totals
+        counts = (parts.n_recompilations, parts.n_breaks, parts.n_hits, parts.n_misses)
         cells = [
             cell(shown(each), each.rank),
-            cell(f"{own.n_compilations:,}", own.n_compilations),
-            *([cell(text(format_duration(own.total_ns)), own.total_ns)] if has_times else []),
+            cell(f"{parts.n_compilations:,}", parts.n_compilations),
+            *([cell(text(format_duration(parts.total_ns)), parts.total_ns)] if has_times else []),
             *(cell(f"{number:,}", number) for number in counts),
             *(cell(text(letters[aspect].get(each.rank, ""))) for aspect in split),
         ]
@@ -84,20 +84,24 @@ def rank_table(
 def totals_tiles(ranks: Sequence[RankTotals]) -> list[tuple[str, str, str]]:
     """(number, noun, detail) for all ranks together."""
     totals = [each.totals for each in ranks]
-    n_failed = sum(own.n_failed for own in totals)
-    longest = max((own.total_ns for own in totals), default=0)
+    n_failed = sum(one.n_failed for one in totals)
+    longest = max((one.total_ns for one in totals), default=0)
     return [
         (
-            f"{sum(own.n_compilations for own in totals):,}",
+            f"{sum(one.n_compilations for one in totals):,}",
             "compilations",
             f"{n_failed:,} failed" if n_failed else "",
         ),
         (
-            format_duration(sum(own.total_ns for own in totals)),
+            format_duration(sum(one.total_ns for one in totals)),
             "compile time, all ranks",
             f"up to {format_duration(longest)}" if len(totals) > 1 else "",
         ),
-        (f"{sum(own.n_recompilations for own in totals):,}", "recompilations", ""),
-        (f"{sum(own.n_breaks for own in totals):,}", "graph breaks", ""),
-        (f"{sum(own.n_hits for own in totals):,}", "cache hits", f"{sum(own.n_misses for own in totals):,} missed"),
+        (f"{sum(one.n_recompilations for one in totals):,}", "recompilations", ""),
+        (f"{sum(one.n_breaks for one in totals):,}", "graph breaks", ""),
+        (
+            f"{sum(one.n_hits for one in totals):,}",
+            "cache hits",
+            f"{sum(one.n_misses for one in totals):,} missed",
+        ),
     ]

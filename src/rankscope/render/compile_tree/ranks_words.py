@@ -87,8 +87,8 @@ def difference_phrase(aspect: Aspect, groups: Sequence[RankGroup], odd: RankGrou
         return ""
     rank = odd.ranks[0] if first.own else peers.ranks[0]
     where = _where(aspect, odd if first.own else peers, first, place(rank, step.compile_id))
-    own, theirs = _shown(aspect, first.own), _shown(aspect, first.peers)
-    return f"{where}: {own}, where {ranks_phrase(peers.ranks)} had {theirs}."
+    ours, theirs = _shown(aspect, first.own), _shown(aspect, first.peers)
+    return f"{where}: {ours}, where {ranks_phrase(peers.ranks)} had {theirs}."
 
 
 def _where(aspect: Aspect, group: RankGroup, first: Difference, graph: str) -> str:

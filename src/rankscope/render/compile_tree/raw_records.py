@@ -51,8 +51,8 @@ class _Interned(msgspec.Struct):
 def _stamps(trace: Trace, file_id: int, records: Table) -> list[bytes]:
     """ISO 8601. A log without any absolute time leaves the zone open, and so does the stamp."""
     logs = trace.table("compile_logs")
-    own = int(np.flatnonzero(logs.array("file_id") == file_id)[0])
-    zone = b"Z" if logs.text("clock")[own] == "absolute" else b""
+    row = int(np.flatnonzero(logs.array("file_id") == file_id)[0])
+    zone = b"Z" if logs.text("clock")[row] == "absolute" else b""
     moments: Array = (records.array("time_ns") // 1000).astype("datetime64[us]")
     return [stamp + zone for stamp in np.datetime_as_string(moments).astype("S").tolist()]
 
@@ -104,8 +104,8 @@ def _writer(origin: bytes) -> bytes:
 def _merged(header: bytes, added: bytes) -> bytes:
     """Without the last brace. Where the record has one of our keys itself, its own value stays."""
     try:
-        own = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        fields = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     except NOT_JSON:
         return header.rstrip()[:-1]
     ours = msgspec.json.decode(b"{" + added[2:] + b"}", type=dict[str, msgspec.Raw])
-    return msgspec.json.encode(ours | own)[:-1]
+    return msgspec.json.encode(ours | fields)[:-1]

@@ -94,8 +94,8 @@ def _files(folder: Path) -> Iterator[str]:
 
 def _is_twin(name: str, names: set[str]) -> bool:
     """The same file under the guide's name: the page has it once, and both names beside it."""
-    folder, _, own = name.rpartition("/")
-    return own.startswith("aot_autograd_") and f"{folder}/{other_spelling(own)}" in names
+    folder, _, base_name = name.rpartition("/")
+    return base_name.startswith("aot_autograd_") and f"{folder}/{other_spelling(base_name)}" in names
 
 
 def _is_left_out(path: Path) -> bool:

@@ -87,8 +87,8 @@ def _frames(stack: Any) -> str:
     lines = []
     for frame in stack:
         if isinstance(frame, dict):
-            place = f"{frame.get('filename')}:{frame.get('line')} in {frame.get('name')}"
-            lines.append(f"{place}\n    {frame['loc']}" if frame.get("loc") else place)
+            site = f"{frame.get('filename')}:{frame.get('line')} in {frame.get('name')}"
+            lines.append(f"{site}\n    {frame['loc']}" if frame.get("loc") else site)
         else:
             lines.append(str(frame))
     return "\n".join(lines)

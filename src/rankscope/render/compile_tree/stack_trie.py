@@ -45,11 +45,11 @@ def trie_of(stacks: Iterable[tuple[Sequence[Row], str]]) -> tuple[Node, int]:
     for frames, hanging in stacks:
         node = root
         for frame in frames:
-            place = (frame["file"], frame["line"], frame["function"])
-            if place not in node.children:
-                node.children[place] = Node(place, frame["code"], frame["is_user"])
+            site = (frame["file"], frame["line"], frame["function"])
+            if site not in node.children:
+                node.children[site] = Node(site, frame["code"], frame["is_user"])
                 n_nodes += 1
-            node = node.children[place]
+            node = node.children[site]
         if node is not root:
             node.chips.append(hanging)
     return root, n_nodes

@@ -65,12 +65,12 @@ def _processes(trace: Trace, file_ids: Sequence[int]) -> Iterator[_Process]:
         rows = np.flatnonzero(records.array("file_id") == file_id)
         starts, lengths = (records.array(name)[rows].tolist() for name in ("payload_start", "n_payload_bytes"))
         for rank in np.unique(of_file.array("rank")).tolist():
-            own = of_file.take(np.flatnonzero(of_file.array("rank") == rank))
+            rank_events = of_file.take(np.flatnonzero(of_file.array("rank") == rank))
             pid = max(rank, 0)
             first_tid = next_tid.get(pid, 0)
-            next_tid[pid] = first_tid + int(own.array("track").max()) + 1
+            next_tid[pid] = first_tid + int(rank_events.array("track").max()) + 1
             label = f"process {pids[file_id]}" if pids[file_id] != MISSING else "process"
-            yield _Process(mapped_log(trace, file_id), starts, lengths, own, pid, first_tid, label)
+            yield _Process(mapped_log(trace, file_id), starts, lengths, rank_events, pid, first_tid, label)
 
 
 def _lines(process: _Process) -> Iterator[bytes]:
@@ -114,8 +114,8 @@ def _lines_of_track(process: _Process, rows: Array, tid: int) -> Iterator[bytes]
 
 
 def _events(events: Table, rows: Array) -> Iterator[_Event]:
-    own = events.take(rows)
-    return map(_Event._make, zip(*(own.columns[name].tolist() for name in _Event._fields), strict=True))
+    chosen = events.take(rows)
+    return map(_Event._make, zip(*(chosen.columns[name].tolist() for name in _Event._fields), strict=True))
 
 
 def _payload(process: _Process, record: int) -> bytes:

@@ -91,7 +91,7 @@ def write_tree(trace: Trace, report: Report, folder: str, options: TreeOptions) 
 
 
 def write_rank(trace: Trace, report: Report, tree: RankTree, folder: str, options: TreeOptions) -> None:
-    place = Folder(folder)
+    target = Folder(folder)
     if options.export:
         from rankscope.render.compile_tree.export_page import write_export
 
@@ -102,12 +102,12 @@ def write_rank(trace: Trace, report: Report, tree: RankTree, folder: str, option
     from rankscope.render.compile_tree.raw_records import write_raw_records
     from rankscope.render.compile_tree.timeline import write_chromium_events
 
-    names = write_outputs(trace, tree.outputs, place)
-    place.write("failures_and_restarts.html", failures_page(trace, tree))
-    place.write("compile_directory.json", compile_directory(trace, tree))
-    write_raw_records(trace, tree_records(trace, tree), names, place.path("raw.jsonl"))
-    write_raw_log(trace, tree.file_ids, place.path("raw.log"))
-    write_chromium_events(trace, tree.file_ids, place.path("chromium_events.json"))
+    names = write_outputs(trace, tree.outputs, target)
+    target.write("failures_and_restarts.html", failures_page(trace, tree))
+    target.write("compile_directory.json", compile_directory(trace, tree))
+    write_raw_records(trace, tree_records(trace, tree), names, target.path("raw.jsonl"))
+    write_raw_log(trace, tree.file_ids, target.path("raw.log"))
+    write_chromium_events(trace, tree.file_ids, target.path("chromium_events.json"))
     if options.provenance:
         from rankscope.render.compile_tree.provenance import write_provenance
 
@@ -119,7 +119,7 @@ def write_rank(trace: Trace, report: Report, tree: RankTree, folder: str, option
     write_index(trace, report, tree, folder, options)  # last: it links what is there
 
 
-def write_outputs(trace: Trace, outputs: Sequence[Output], place: Folder) -> dict[tuple[int, int], str]:
+def write_outputs(trace: Trace, outputs: Sequence[Output], target: Folder) -> dict[tuple[int, int], str]:
     """Returns where the payload of each (file, record) lies, which raw.jsonl needs."""
     makers = _makers(trace, outputs)
     names: dict[tuple[int, int], str] = {}
@@ -129,13 +129,13 @@ def write_outputs(trace: Trace, outputs: Sequence[Output], place: Folder) -> dic
         log = mapped_log(trace, row["file_id"])
         payload = log.payload(row) if row["n_payload_bytes"] else b""
         if output.how in makers:
-            place.write(output.path, makers[output.how](output, payload))
+            target.write(output.path, makers[output.how](output, payload))
             if other_spelling(output.name):
-                place.twin(output.path, f"{output.path.removesuffix(output.name)}{other_spelling(output.name)}")
+                target.twin(output.path, f"{output.path.removesuffix(output.name)}{other_spelling(output.name)}")
         if output.readable:
             from rankscope.render.compile_tree.provenance import readable_stack_traces
 
-            place.write(output.readable, readable_stack_traces(payload))
+            target.write(output.readable, readable_stack_traces(payload))
         if output.how in _AS_TEXT:
             names[row["file_id"], row["record"]] = output.path
         elif payload:
@@ -144,7 +144,7 @@ def write_outputs(trace: Trace, outputs: Sequence[Output], place: Folder) -> dic
                 name = f"payloads/{md5(payload, usedforsecurity=False).hexdigest()}.txt"
             if name not in sizes:
                 sizes[name] = len(payload)
-                place.write(name, payload)
+                target.write(name, payload)
             names[row["file_id"], row["record"]] = name
     return names
 

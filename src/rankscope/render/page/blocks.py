@@ -28,9 +28,9 @@ def pack(block: Block, level: int = 6) -> bytes:
     """A line of JSON, padding, then the arrays one after another; page.js takes it apart again."""
     places, chunks, start = [], [], 0
     for name, array in block.arrays.items():
-        own = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        places.append({"name": name, "type": own.dtype.name, "start": start, "n": own.size})
-        chunk = own.tobytes()
+        little_endian = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        places.append({"name": name, "type": little_endian.dtype.name, "start": start, "n": little_endian.size})
+        chunk = little_endian.tobytes()
         chunk += bytes(-len(chunk) % _ALIGNMENT)
         chunks.append(chunk)
         start += len(chunk)

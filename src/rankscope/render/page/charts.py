@@ -280,17 +280,17 @@ def _flags(chart: LineChart, places: Array) -> Html:
     # A single value has no before and after, and a series may end before what the flag is about.
     shown = [flag for flag in chart.flags if len(chart.x) > 1 and chart.x[0] <= flag.x <= chart.x[-1]]
     for number, flag in enumerate(shown):
-        place = float(np.interp(flag.x, chart.x, places))
-        anchor = "end" if place > 0.9 else "start"
-        where = markup('x="{}" dx="{}" y="{}"', _percent(place), -4 if place > 0.9 else 4, 11 + 12 * (number % 4))
+        x = float(np.interp(flag.x, chart.x, places))
+        anchor = "end" if x > 0.9 else "start"
+        where = markup('x="{}" dx="{}" y="{}"', _percent(x), -4 if x > 0.9 else 4, 11 + 12 * (number % 4))
         said = markup('<text {} text-anchor="{}">{}</text>', where, anchor, flag.said)
         drawn.append(
             markup(
                 '<g class="flag {}"><title>{}</title><line x1="{}" x2="{}" y2="100%"/>',
                 flag.kind,
                 flag.title,
-                _percent(place),
-                _percent(place),
+                _percent(x),
+                _percent(x),
             )
             + (markup('<a href="#{}">{}</a>', flag.link, said) if flag.link else said)
             + markup("</g>")
@@ -350,9 +350,9 @@ def strips(lanes: Sequence[Lane], unit: Unit, length: float, edges: Sequence[flo
 def _tick_texts(at: Sequence[tuple[float, str]]) -> Html:
     """The outermost ones lean inwards, so that nothing is cut off."""
     drawn = []
-    for place, said in at:
-        anchor = "start" if place < 0.02 else "end" if place > 0.98 else "middle"
-        drawn.append(markup('<text x="{}" y="13" text-anchor="{}">{}</text>', _percent(place), anchor, said))
+    for x, said in at:
+        anchor = "start" if x < 0.02 else "end" if x > 0.98 else "middle"
+        drawn.append(markup('<text x="{}" y="13" text-anchor="{}">{}</text>', _percent(x), anchor, said))
     return joined(drawn)
 
 

@@ -105,7 +105,7 @@ class _Compiling:
         return self.contents.options.shows_source
 
     def _note_files(self, places: Sequence[str]) -> None:
-        n_missing = sum(not place for place in places)
+        n_missing = sum(not position for position in places)
         if not n_missing:
             return
         if self._shows_files:
@@ -185,14 +185,16 @@ class _Compiling:
         if n_ranks < 2:
             return NOTHING
         groups = self._groups()
-        split = {aspect: own for aspect, own in groups.items() if len(own) > 1}
-        said = joined(self._difference(aspect, own, n_ranks) for aspect, own in split.items())
+        split = {aspect: parts for aspect, parts in groups.items() if len(parts) > 1}
+        said = joined(self._difference(aspect, parts, n_ranks) for aspect, parts in split.items())
         if said:
             said = markup("<p>{}</p>{}", _sentence(apart_phrase(groups)), said)
         rest = joined(
-            difference(aspect, own, n_ranks, self._place, "h4") for aspect, own in groups.items() if aspect not in split
+            difference(aspect, parts, n_ranks, self._place, "h4")
+            for aspect, parts in groups.items()
+            if aspect not in split
         )
-        alike = [WORDS[aspect].title.lower() for aspect, own in groups.items() if len(own) == 1]
+        alike = [WORDS[aspect].title.lower() for aspect, parts in groups.items() if len(parts) == 1]
         title = f"The same on all: {'; '.join(alike)}" if alike else "Not compared"
         return said + (fold(text(title), rest, kind="faint") if rest else NOTHING)
 
@@ -208,10 +210,10 @@ class _Compiling:
 
     def _place(self, rank: int, compile_id: str) -> str:
         same = [each for each in self.page.compilations if each.key[1] == compile_id]
-        own = next((each for each in same if rank in each.ranks), None)
-        if not own or not own.place:
+        of_rank = next((each for each in same if rank in each.ranks), None)
+        if not of_rank or not of_rank.place:
             return f"[{compile_id}]"
-        return f"{own.label} ({own.function}, {own.place.rsplit('/', 1)[-1]})"
+        return f"{of_rank.label} ({of_rank.function}, {of_rank.place.rsplit('/', 1)[-1]})"
 
     def _failures(self) -> Html:
         failed = [each for each in self.page.compilations if each.fail]
@@ -219,7 +221,7 @@ class _Compiling:
         quoted = {each.fail for each in failed}
         for entry in self.view.rows("compile_errors"):
             said = f"{entry['type']}: {entry['message']}"
-            if not any(entry["message"] in own for own in quoted):
+            if not any(entry["message"] in text for text in quoted):
                 where = self.page.place(entry["file"], entry["line"])
                 items.append(_problem(where, entry.get("ranks", ()), self._quotable(said)))
         return blocks(self.later, "compile-failures", items, 10)
@@ -231,8 +233,8 @@ class _Compiling:
         return said if len(said) <= MAX_FAIL else said[:MAX_FAIL] + " …"
 
     def _failure(self, each: Compilation) -> Html:
-        place = markup('<span class="place">{}</span>', self.page.shown(each.place))
-        return _problem(markup("{} <b>{}</b> {}", chip(each), each.function, place), each.ranks, each.fail)
+        site = markup('<span class="place">{}</span>', self.page.shown(each.place))
+        return _problem(markup("{} <b>{}</b> {}", chip(each), each.function, site), each.ranks, each.fail)
 
     def _ranks(self) -> Html:
         if len(self.totals) < 2:
@@ -242,8 +244,8 @@ class _Compiling:
         if len(shown) < len(slowest):
             self._left_out(len(shown), len(slowest), "ranks", 'rankscope query PATH "from compile_ledger"')
 
-        def named(own: RankTotals) -> str:
-            return own.name
+        def named(totals: RankTotals) -> str:
+            return totals.name
 
         return rank_table(self.later, "compile-ranks", shown, self._groups(), named, RANKS_SHOWN)
 

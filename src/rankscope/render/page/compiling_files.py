@@ -50,8 +50,8 @@ class Version(NamedTuple):
     @property
     def content(self) -> Content:
         """Equal for equal texts, as far as the log shows."""
-        own: str = self.row["md5"]
-        return own or str(self.row["file_id"]), self.row["n_payload_bytes"] if own else self.row["record"]
+        digest: str = self.row["md5"]
+        return digest or str(self.row["file_id"]), self.row["n_payload_bytes"] if digest else self.row["record"]
 
 
 def records_with_text(trace: Trace) -> Table:
@@ -67,8 +67,8 @@ def file_versions(job: Job, classes: Classes, records: Table, chosen: Array) -> 
     of_class = classes.of(keys)
     priority = np.full(len(classes.shown) + 1, -1)
     priority[chosen] = np.arange(len(chosen))
-    own = np.flatnonzero(priority[of_class] >= 0)
-    records, keys, of_class = records.take(own), keys[own], of_class[own]
+    chosen_rows = np.flatnonzero(priority[of_class] >= 0)
+    records, keys, of_class = records.take(chosen_rows), keys[chosen_rows], of_class[chosen_rows]
     # The name of generated code is a hash of it: it must not keep apart what belongs together.
     is_code = records.text("kind").equals("inductor_output_code")
     name = records.text("name")
@@ -116,7 +116,7 @@ def _by_slot(slots: Array, counts: Array) -> list[Array]:
 
 def embed(contents: Contents, versions: Sequence[Version], room: int) -> list[str]:
     """Puts the texts into the page, the most important ones first. Returns the block.position of each, or empty."""
-    ordered = sorted(versions, key=lambda own: (not _FIRST.search(own.form[1]), own.priority))
+    ordered = sorted(versions, key=lambda candidate: (not _FIRST.search(candidate.form[1]), candidate.priority))
     distinct: dict[Content, Version] = {}
     for version in ordered:
         if version.row["n_payload_bytes"] <= MAX_TEXT_BYTES:
@@ -141,12 +141,12 @@ def _batches(versions: Sequence[Version]) -> Iterator[tuple[Version, ...]]:
     batch: list[Version] = []
     n_bytes = 0
     for version in versions:
-        own = version.row["n_payload_bytes"]
-        if batch and n_bytes + own > BLOCK_BYTES:
+        payload_bytes = version.row["n_payload_bytes"]
+        if batch and n_bytes + payload_bytes > BLOCK_BYTES:
             yield tuple(batch)
             batch, n_bytes = [], 0
         batch.append(version)
-        n_bytes += own
+        n_bytes += payload_bytes
     if batch:
         yield tuple(batch)
 
@@ -172,10 +172,10 @@ def _label(row: Row) -> str:
 def outputs_of(versions: Sequence[Version], places: Sequence[str]) -> list[Output]:
     """As the table of compilations wants them; the path is the place in the page."""
     outputs = []
-    for version, place in zip(versions, places, strict=True):
+    for version, position in zip(versions, places, strict=True):
         how, stem = version.form
         row = {**version.row, "file_id": version.log, "ranks": version.ranks, "n_left_out": version.n_left_out}
-        outputs.append(Output(place, stem, 0, "", "", _label(version.row), how, row))
+        outputs.append(Output(position, stem, 0, "", "", _label(version.row), how, row))
     return outputs
 
 

@@ -41,12 +41,12 @@ class Job:
         traced = [log for log in logs if log["source"] == "trace"]
         self.n_runs = len({log["run"] for log in logs})
         self.run: int = max((log["run"] for log in traced or logs), default=0)
-        own = [log for log in logs if log["run"] == self.run]
-        own.sort(key=lambda log: (log["rank"], log["first_ns"], log["file_id"]))
-        self.logs = [Log(log["file_id"], log["rank"]) for log in own]
+        chosen = [log for log in logs if log["run"] == self.run]
+        chosen.sort(key=lambda log: (log["rank"], log["first_ns"], log["file_id"]))
+        self.logs = [Log(log["file_id"], log["rank"]) for log in chosen]
         self.is_traced = bool(traced)
         self.ranks = sorted({log.rank for log in self.logs})
-        self.cut_ranks = sorted({log["rank"] for log in own if log["is_cut"] and log["rank"] >= 0})
+        self.cut_ranks = sorted({log["rank"] for log in chosen if log["is_cut"] and log["rank"] >= 0})
         self._ids: dict[str, int] = {}
 
     def logs_of(self, table: Table) -> Array:
@@ -60,7 +60,7 @@ class Job:
     def keys(self, table: Table) -> Array:
         """Equal for rows of one occurrence; negative for logs of other runs."""
         column = table.text("compile_id")
-        ids = np.fromiter((self._ids.setdefault(own, len(self._ids)) for own in column.values), np.int64)
+        ids = np.fromiter((self._ids.setdefault(name, len(self._ids)) for name in column.values), np.int64)
         logs = self.logs_of(table)
         return np.where(logs < 0, -1, logs * _IDS + (ids[column.codes] if len(ids) else 0))
 
@@ -87,11 +87,11 @@ class Classes:
         prints = _random(self.occurrences % _IDS, 0)
         durations = np.zeros(len(self.occurrences), np.int64)
         for seed, (name, columns) in enumerate(_ALIKE.items(), start=1):
-            own = np.flatnonzero(keys[name] >= 0)
-            places = np.searchsorted(self.occurrences, keys[name][own])
-            np.add.at(prints, places, _random(row_codes(tables[name], columns)[own], seed))
+            chosen = np.flatnonzero(keys[name] >= 0)
+            places = np.searchsorted(self.occurrences, keys[name][chosen])
+            np.add.at(prints, places, _random(row_codes(tables[name], columns)[chosen], seed))
             if name == "compilations":
-                np.add.at(durations, places, np.maximum(tables[name].array("duration_ns")[own], 0))
+                np.add.at(durations, places, np.maximum(tables[name].array("duration_ns")[chosen], 0))
         _, self.class_of = np.unique(prints, return_inverse=True)
         # Of each class the slowest occurrence, the first of these where several took as long.
         order = np.lexsort((np.arange(len(durations)), -durations, self.class_of))
@@ -131,8 +131,8 @@ def row_codes(table: Table, columns: Sequence[str]) -> Array:
     codes = np.zeros(len(table), np.int64)
     for name in columns:
         column = table.columns[name]
-        _, own = np.unique(column.codes if isinstance(column, Text) else column, return_inverse=True)
-        _, codes = np.unique(codes * (int(own.max(initial=0)) + 1) + own, return_inverse=True)
+        _, column_codes = np.unique(column.codes if isinstance(column, Text) else column, return_inverse=True)
+        _, codes = np.unique(codes * (int(column_codes.max(initial=0)) + 1) + column_codes, return_inverse=True)
     return codes
 
 
@@ -140,7 +140,7 @@ def split_ranks(codes: Array, ranks: Array, n_codes: int) -> list[tuple[int, ...
     """The ranks behind each code, which are the numbers from 0 on."""
     order = np.lexsort((ranks, codes))
     ends = np.searchsorted(codes[order], np.arange(1, n_codes))
-    return [tuple(dict.fromkeys(own.tolist())) for own in np.split(ranks[order], ends)] if n_codes else []
+    return [tuple(dict.fromkeys(same.tolist())) for same in np.split(ranks[order], ends)] if n_codes else []
 
 
 def _random(codes: Array, seed: int) -> Array:
@@ -154,7 +154,7 @@ def _looked_up(numbers: dict[int, int], values: Array) -> Array:
     if not len(known):
         return np.full(len(values), -1)
     places = np.minimum(np.searchsorted(known, values), len(known) - 1)
-    looked_up = np.array([numbers[own] for own in known.tolist()], np.int64)[places]
+    looked_up = np.array([numbers[number] for number in known.tolist()], np.int64)[places]
     return np.where(known[places] == values, looked_up, -1)
 
 
@@ -163,8 +163,8 @@ def rank_totals(job: Job) -> list[RankTotals]:
     ranks = np.array(job.ranks, np.int64)
 
     def per_rank(keys: Array, *, distinct: bool = False) -> list[int]:
-        own = np.unique(keys[keys >= 0]) if distinct else keys[keys >= 0]
-        places = np.searchsorted(ranks, job.rank_of_log[job.log_of(own)]) if len(own) else np.empty(0, np.int64)
+        counted = np.unique(keys[keys >= 0]) if distinct else keys[keys >= 0]
+        places = np.searchsorted(ranks, job.rank_of_log[job.log_of(counted)]) if len(counted) else np.empty(0, np.int64)
         counts: list[int] = np.bincount(places, minlength=len(ranks)).tolist()
         return counts
 

@@ -63,15 +63,19 @@ class JobView(RankView):
 
     def _of_shown(self, whole: Table) -> list[Row]:
         keys = self.job.keys(whole)
-        own = np.flatnonzero(np.isin(keys, self._shown))
-        return list(_renumbered(whole.take(own), self.job.log_of(keys[own])).rows())
+        shown_rows = np.flatnonzero(np.isin(keys, self._shown))
+        return list(_renumbered(whole.take(shown_rows), self.job.log_of(keys[shown_rows])).rows())
 
     def _distinct(self, whole: Table) -> list[Row]:
         """Rows that say the same of occurrences that are alike come as one, with how many they are and whose.
         Occurrences that the page leaves out are not distinguished."""
         keys = self.job.keys(whole)
-        own = np.flatnonzero(keys >= 0)
-        table, logs, classes = whole.take(own), self.job.log_of(keys[own]), self.classes.of(keys[own])
+        known_rows = np.flatnonzero(keys >= 0)
+        table, logs, classes = (
+            whole.take(known_rows),
+            self.job.log_of(keys[known_rows]),
+            self.classes.of(keys[known_rows]),
+        )
         classes = np.where(self._is_chosen[classes], classes, -1)
         codes = row_codes(table, _DISTINCT[whole.name])
         codes = codes * (int(classes.max(initial=0)) + 2) + classes + 1
@@ -88,12 +92,16 @@ class JobView(RankView):
         """For each frame that several ranks recompiled for the same reasons, the versions of the first rank.
         The values that a guard saw may differ from rank to rank without making it a different chain."""
         keys = self.job.keys(whole)
-        own = np.flatnonzero(keys >= 0)
-        table, logs, classes = whole.take(own), self.job.log_of(keys[own]), self.classes.of(keys[own])
+        known_rows = np.flatnonzero(keys >= 0)
+        table, logs, classes = (
+            whole.take(known_rows),
+            self.job.log_of(keys[known_rows]),
+            self.classes.of(keys[known_rows]),
+        )
         frames = logs * (1 << 32) + table.array("frame_id")
         _, frame_of = np.unique(frames, return_inverse=True)
         said = table.replaced({"guard": _without_numbers(table.text("guard"))})
-        pool = np.random.default_rng(9).integers(1, 1 << 63, len(own) + 1, np.uint64)
+        pool = np.random.default_rng(9).integers(1, 1 << 63, len(known_rows) + 1, np.uint64)
         prints = np.zeros(int(frame_of.max(initial=-1)) + 1, np.uint64)
         np.add.at(prints, frame_of, pool[row_codes(said, (*_CHAIN, "guard"))])
         _, first, chain_of = np.unique(prints, return_index=True, return_inverse=True)

@@ -97,8 +97,8 @@ ViewFunction = Callable[[Contents], View]
 
 def map_link(group: int | str | None = None, rank: int | None = None, seq: int | None = None, p2p: bool = False) -> str:
     """A place on the map, as rank_map.js reads it. A transfer has its number in `matches`, within its pair of ranks."""
-    place = {"group": group, "rank": rank, "seq": seq, "p2p": 1 if p2p else None}
-    known = {name: value for name, value in place.items() if value is not None}
+    query = {"group": group, "rank": rank, "seq": seq, "p2p": 1 if p2p else None}
+    known = {name: value for name, value in query.items() if value is not None}
     return f"#map?{urlencode(known)}" if known else "#map"
 
 

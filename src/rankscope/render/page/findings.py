@@ -97,5 +97,5 @@ def code_lines(contents: Contents) -> dict[tuple[str, int], str]:
     for name in ("compile_stacks", "graph_breaks"):
         table = contents.trace.table(name)
         places = zip(table.text("file").tolist(), table.array("line").tolist(), strict=True)
-        lines |= {place: code for place, code in zip(places, table.text("code").tolist(), strict=True) if code}
+        lines |= {site: code for site, code in zip(places, table.text("code").tolist(), strict=True) if code}
     return lines

@@ -160,10 +160,10 @@ def _many(series: Series) -> _Drawn:
     odd = odd_ranks(values)
     drawn = [Line("median rank", middle, "middle")]
     drawn += [
-        Line(rank_label(series.ranks[place]), values[place], f"s{1 + number}") for number, place in enumerate(odd)
+        Line(rank_label(series.ranks[index]), values[index], f"s{1 + number}") for number, index in enumerate(odd)
     ]
     legend = [Key("key middle", "median rank"), Key("band-key", "10 to 90% of the ranks, and full range")]
-    legend += [Key(f"key s{1 + number}", rank_label(series.ranks[place])) for number, place in enumerate(odd)]
+    legend += [Key(f"key s{1 + number}", rank_label(series.ranks[index])) for number, index in enumerate(odd)]
     return _Drawn(drawn, (Band(low, high, "outer"), Band(tenth, ninetieth, "inner")), legend)
 
 
@@ -175,7 +175,7 @@ def odd_ranks(values: Array) -> list[int]:
     floor = 0.02 * np.abs(middle) + 1e-12  # where all ranks agree, the least difference would be odd
     score = _quantiles((away / np.maximum(usual, floor)).T, (0.5,))[0]
     order = np.argsort(-np.nan_to_num(score, nan=-1.0), kind="stable")[:_N_ODD]
-    return [int(place) for place in order if score[place] > _ODD]
+    return [int(index) for index in order if score[index] > _ODD]
 
 
 def _finite(values: Array) -> Array:
@@ -270,8 +270,8 @@ def _far(series: Series) -> list[tuple[float, int, int, float, float]]:
     if series.broken:
         rank = series.broken.ranks[0]
         outliers.append((float("inf"), rank, series.broken.step, series.broken.value, middle))
-    for place in places:
-        at = np.unravel_index(place, score.shape)
+    for index in places:
+        at = np.unravel_index(index, score.shape)
         if score[at] > 0:
             outliers.append(
                 (float(score[at]), int(series.ranks[at[0]]), int(series.steps[at[1]]), float(value[at]), middle)

@@ -52,9 +52,9 @@ def series_of(trace: Trace, name: str, n_points: int) -> Series:
     has_steps = bool(np.any(step != MISSING))
     if not has_steps:
         step = _counted(row_of, table.array("time_ns"))
-    steps, place = np.unique(step, return_inverse=True)
+    steps, position = np.unique(step, return_inverse=True)
     n_joined = -(-len(steps) // n_points)
-    points = place // n_joined
+    points = position // n_joined
     shape = (len(ranks), -(-len(steps) // n_joined))
     value = table.array("value")
     finite = np.flatnonzero(np.isfinite(value))

@@ -89,7 +89,7 @@ def _late_parts(contents: Contents) -> Html:
     table_rows = contents.trace.sql(_LATE_PARTS).rows()
     if not table_rows:
         return NOTHING
-    unit = time_unit(max(own for _, _, _, own, _, _ in table_rows))
+    unit = time_unit(max(own_ns for _, _, _, own_ns, _, _ in table_rows))
     columns = [Column("Rank", True), Column("Part of its step")]
     columns += [Column(f"{name} ({unit.name})", True) for name in ("Its own", "Median peer", "Difference")]
     rows = [
@@ -97,10 +97,10 @@ def _late_parts(contents: Contents) -> Html:
             [
                 cell(f"{rank}", rank),
                 cell(markup("<b>{}</b>", part) if is_main else text(part)),
-                *(cell(unit.number(value), value) for value in (own, peers, excess)),
+                *(cell(unit.number(value), value) for value in (own_ns, peers, excess)),
             ]
         )
-        for rank, part, is_main, own, peers, excess in table_rows
+        for rank, part, is_main, own_ns, peers, excess in table_rows
     ]
     about = "What the late ranks spend more time on than their peers,"
     return table_below(contents, "late-parts", columns, rows, about)

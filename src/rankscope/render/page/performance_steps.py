@@ -75,9 +75,9 @@ def _summary(grid: _Grid, unit: Unit) -> str:
     middle = float(np.nanmedian(grid.duration))
     said = f"{count_noun(len(grid.steps), 'step')} of {unit.text(middle)} (median)."
     longest = np.nanmax(grid.duration, axis=0)
-    slow = [place for place in np.argsort(-longest, kind="stable")[:3].tolist() if longest[place] > 1.1 * middle]
+    slow = [column for column in np.argsort(-longest, kind="stable")[:3].tolist() if longest[column] > 1.1 * middle]
     if slow:
-        named = ", ".join(f"{grid.steps[place]} ({unit.text(longest[place])})" for place in slow)
+        named = ", ".join(f"{grid.steps[column]} ({unit.text(longest[column])})" for column in slow)
         said += f" Longest {'step' if len(slow) == 1 else 'steps'}: {named}."
     if len(grid.ranks) > 1:
         said += " Ranks that communicate take equally long; compare their own time instead."
@@ -113,8 +113,8 @@ def _line_chart(grid: _Grid, values: Array, unit: Unit, marks: Marks) -> tuple[H
         for code, anchor in marks.of_step.get(step, ())
     ]
     drawn = [
-        Line(f"rank {rank}", own, f"s{index}")
-        for index, (rank, own) in enumerate(zip(grid.ranks, highest, strict=True))
+        Line(f"rank {rank}", height, f"s{index}")
+        for index, (rank, height) in enumerate(zip(grid.ranks, highest, strict=True))
     ]
     legend = (
         [Key(f"key s{index}", marks.label(rank)) for index, rank in enumerate(grid.ranks.tolist())]
@@ -126,12 +126,12 @@ def _line_chart(grid: _Grid, values: Array, unit: Unit, marks: Marks) -> tuple[H
     ), legend
 
 
-def _title(steps: Array, place: int, joined: int, ranks: Array, values: Array, unit: Unit) -> str:
-    last = steps[place + 1] - 1 if place + 1 < len(steps) else steps[place]
-    head = f"step {steps[place]}" if joined == 1 else f"steps {steps[place]} to {last}, the longest"
+def _title(steps: Array, column: int, joined: int, ranks: Array, values: Array, unit: Unit) -> str:
+    last = steps[column + 1] - 1 if column + 1 < len(steps) else steps[column]
+    head = f"step {steps[column]}" if joined == 1 else f"steps {steps[column]} to {last}, the longest"
     lines = [
         f"rank {rank}: {unit.text(value)}"
-        for rank, value in zip(ranks, values[:, place], strict=True)
+        for rank, value in zip(ranks, values[:, column], strict=True)
         if np.isfinite(value)
     ]
     return "\n".join([head, *lines])
@@ -153,8 +153,8 @@ def _worst_steps(contents: Contents, grid: _Grid, unit: Unit) -> Html:
         Column("%", True),
     )
     rows = []
-    for place in order.tolist():
-        at = np.unravel_index(place, grid.own.shape)
+    for cell_number in order.tolist():
+        at = np.unravel_index(cell_number, grid.own.shape)
         if not np.isfinite(excess[at]):
             continue
         numbers = [float(plane[at]) for plane in (grid.duration, grid.own, excess)]
@@ -180,7 +180,7 @@ def breakdown_section(contents: Contents, marks: Marks) -> Html:
     is_whole = bool(np.all(breakdown.array("step") == MISSING))
     unit = time_unit(float(np.median(parts.sum(axis=1))))
     shown = [
-        _part_bar(marks.label(int(ranks[place])), parts[place], unit, int(ranks[place])) for place in order[:WORST]
+        _part_bar(marks.label(int(ranks[index])), parts[index], unit, int(ranks[index])) for index in order[:WORST]
     ]
     if len(ranks) > 2:
         shown.append(_part_bar("median rank", np.median(parts, axis=0), unit, None))
@@ -214,10 +214,10 @@ def _part_table(contents: Contents, ranks: Array, parts: Array, order: Array, un
     columns = [Column("Rank", True), Column(f"Time ({unit.name})", True)]
     columns += [Column(f"{_PARTS[number][2].capitalize()} ({PERCENT.name})", True) for number in used]
     rows = []
-    for place in order[:MAX_ROWS].tolist():
-        whole = float(parts[place].sum())
-        shares = [parts[place, number] / whole * 100 if whole else 0.0 for number in used]
-        head = [cell(f"{ranks[place]}", int(ranks[place])), cell(unit.number(whole), whole)]
+    for index in order[:MAX_ROWS].tolist():
+        whole = float(parts[index].sum())
+        shares = [parts[index, number] / whole * 100 if whole else 0.0 for number in used]
+        head = [cell(f"{ranks[index]}", int(ranks[index])), cell(unit.number(whole), whole)]
         rows.append(row([*head, *(cell(number_text(share), share) for share in shares)]))
     return table_below(contents, "breakdown-ranks", columns, rows, "Ranks") + more_rows(
         len(ranks), "rank", "rankscope metrics PATH steps"
@@ -233,10 +233,10 @@ def _step_bars(breakdown: Table, unit: Unit, marks: Marks) -> Html:
     parts = np.stack([np.bincount(row_of, values) / counts for values in _part_columns(breakdown)], axis=1)
     kept = np.sort(np.argsort(-parts.sum(axis=1), kind="stable")[:WORST])
     shown = []
-    for place in kept.tolist():
-        step = int(steps[place])
+    for index in kept.tolist():
+        step = int(steps[index])
         flags = [markup('<a class="code" href="#{}">{}</a>', *reversed(flag)) for flag in marks.of_step.get(step, ())]
         label = joined([*flags, f"step {step}" if step != MISSING else "no step"], " ")
-        shown.append(_part_bar(label, parts[place], unit, None))
+        shown.append(_part_bar(label, parts[index], unit, None))
     said = "By step, averaged over ranks" + (f"; the {WORST} longest of {len(steps):,}" if len(steps) > WORST else "")
     return markup("<h4>{}</h4>", said) + figure("chart-steps", said, bars(shown, unit))

@@ -60,10 +60,10 @@ class CallPool:
                 code, n_codes = finer, n_finer
 
         def call_at(row: int) -> Call:
-            own = {name: "" if name in left_out else table.text(name)[row] for name in _COLUMNS}
-            shapes = describe_shapes(own["input_sizes"], own["output_sizes"])
-            types = describe_types(own["input_dtypes"], own["output_dtypes"])
-            return clipped(own["op"]), clipped(shapes), clipped(types), int(points[row])
+            values = {name: "" if name in left_out else table.text(name)[row] for name in _COLUMNS}
+            shapes = describe_shapes(values["input_sizes"], values["output_sizes"])
+            types = describe_types(values["input_dtypes"], values["output_dtypes"])
+            return clipped(values["op"]), clipped(shapes), clipped(types), int(points[row])
 
         return self._numbered(code, n_codes, call_at)
 

@@ -63,8 +63,8 @@ class Matrix:
         row = np.flatnonzero(self.ranks == rank)
         if len(self.seqs) == 1 or not len(row):
             return np.flatnonzero((self.seqs == seq).any(0))
-        own = (self.seqs[self.group_of_row[row[0]]] == seq) & (self.state[row[0]] != NOTHING)
-        return np.flatnonzero(own)
+        is_call = (self.seqs[self.group_of_row[row[0]]] == seq) & (self.state[row[0]] != NOTHING)
+        return np.flatnonzero(is_call)
 
 
 class Thinned(NamedTuple):
@@ -151,15 +151,15 @@ def _merged(matrix: Matrix, kept: Array, n_merged: int) -> Matrix:
 def block_of(matrix: Matrix, hosts: dict[int, str], worst_first: Array, about: dict[str, Any]) -> Block:
     """`hosts` by rank; `worst_first` are rows. Calls and numbers are stored by what differs from the row above."""
     names = sorted(set(hosts.values()) - {""})
-    number = {name: place for place, name in enumerate(names)}
+    number = {name: position for position, name in enumerate(names)}
     host_of_row = [number.get(hosts.get(rank, ""), MISSING) for rank in matrix.ranks.tolist()]
-    place = np.empty(len(matrix.ranks), np.int32)
-    place[worst_first] = np.arange(len(worst_first))
+    position = np.empty(len(matrix.ranks), np.int32)
+    position[worst_first] = np.arange(len(worst_first))
     arrays: dict[str, Array] = {
         "ranks": matrix.ranks.astype(np.int32),
         "groups": matrix.group_of_row.astype(np.int32),
         "hosts": np.asarray(host_of_row, np.int32),
-        "worst": place,
+        "worst": position,
         "state": matrix.state.ravel(),
         "late": matrix.late.ravel(),
         "duration": matrix.duration.ravel(),

@@ -29,9 +29,9 @@ def profiled_matrix(trace: Trace, choice: Choice, pool_numbers: Array) -> Matrix
     row_of_match[match_ids[chosen]] = np.arange(len(chosen))
     place_of = np.full(int(max(ranks.max(initial=0), calls.array("rank").max(initial=0))) + 2, MISSING, np.int64)
     place_of[ranks] = np.arange(len(ranks))
-    match, place = row_of_match[calls.array("match_id")], place_of[calls.array("rank")]
-    rows = np.flatnonzero((match >= 0) & (place >= 0))
-    cell = place[rows] * seqs.shape[1] + columns[match[rows]]
+    match, row = row_of_match[calls.array("match_id")], place_of[calls.array("rank")]
+    rows = np.flatnonzero((match >= 0) & (row >= 0))
+    cell = row[rows] * seqs.shape[1] + columns[match[rows]]
     begun = np.zeros((len(choice.groups), seqs.shape[1]), np.int64)
     begun[group[chosen], columns] = starts_ns
     state = np.where(begun[group_of_row] > 0, data.DROPPED, data.NOTHING).astype(np.uint8)

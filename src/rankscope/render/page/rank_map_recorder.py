@@ -91,8 +91,8 @@ class _Layers:
     def measure_lateness(self, middle: Array) -> None:
         """`middle` has one row for all, or one for each."""
         for row, behind in enumerate(self.behind_us):
-            own = middle[row if len(middle) > 1 else 0]
-            self.late[row] = np.where(behind != _NOT_THERE, levels(behind - own), 0)
+            middles = middle[row if len(middle) > 1 else 0]
+            self.late[row] = np.where(behind != _NOT_THERE, levels(behind - middles), 0)
         self.late[self.state == data.NOT_JOINED] = data.NEVER
 
 
@@ -100,9 +100,9 @@ def _matches_of(matches: Table, choice: Choice) -> tuple[Array, Array]:
     """Rows of the logical calls, and the position of their group in the choice."""
     position = np.full(max(int(matches.array("group_id").max(initial=0)), *(g.key for g in choice.groups)) + 1, MISSING)
     position[[group.key for group in choice.groups]] = np.arange(len(choice.groups))
-    place = position[matches.array("group_id")]
-    chosen = np.flatnonzero((place >= 0) & (matches.array("is_p2p") == (choice.noun == "transfer")))
-    return chosen, place[chosen]
+    group_row = position[matches.array("group_id")]
+    chosen = np.flatnonzero((group_row >= 0) & (matches.array("is_p2p") == (choice.noun == "transfer")))
+    return chosen, group_row[chosen]
 
 
 def _columns(matches: Table, chosen: Array, group: Array, choice: Choice) -> tuple[Array, Array]:
@@ -155,9 +155,9 @@ def _transfer_states(trace: Trace, matches: Table, chosen: Array, columns: Array
     place_of[ranks] = np.arange(len(ranks))
     is_missing = matches.array("n_missing")[chosen] > 0
     for side in ("src", "dst"):
-        place = place_of[matches.array(side)[chosen]]
-        is_member = place >= 0
-        row = place[is_member]
+        rank_row = place_of[matches.array(side)[chosen]]
+        is_member = rank_row >= 0
+        row = rank_row[is_member]
         absence = np.where(is_missing[is_member], data.NOT_JOINED, data.DROPPED)
         state[row, columns[is_member]] = np.where(has_dump[row], absence, data.NO_DUMP)
     return state
@@ -200,10 +200,10 @@ def _rank_tables(trace: Trace, ranks: Array) -> tuple[Array, Array]:
     known = trace.table("ranks")
     callers = trace.table("collectives").array("rank")
     n_ranks = int(max(ranks.max(initial=0), known.array("rank").max(initial=0), callers.max(initial=0))) + 2
-    place, offset = np.full(n_ranks, MISSING, np.int64), np.zeros(n_ranks, np.int64)
-    place[ranks] = np.arange(len(ranks))
+    row, offset = np.full(n_ranks, MISSING, np.int64), np.zeros(n_ranks, np.int64)
+    row[ranks] = np.arange(len(ranks))
     offset[known.array("rank")] = known.array("clock_offset_ns")
-    return place, offset
+    return row, offset
 
 
 def _middles(keys: Array, n_matches: int) -> Array:

@@ -43,7 +43,7 @@ _CALL_COLUMNS = (
 
 def worst_tables(contents: Contents, choice: Choice, matrix: Matrix, pool: CallPool, hosts: dict[int, str]) -> Html:
     worst = worst_rows(matrix, choice, contents.report.findings)[:N_WORST]
-    cells = [_rank_cells(choice, matrix, pool, hosts, place) for place in worst.tolist()]
+    cells = [_rank_cells(choice, matrix, pool, hosts, rank_row) for rank_row in worst.tolist()]
     columns, kept = _worth_showing(_RANK_COLUMNS, cells)
     ranks = table(contents.later, f"map-ranks-{choice.number}", columns, [*map(row, kept)], N_WORST)
     columns, kept = _worth_showing(_CALL_COLUMNS, _call_rows(contents.trace, choice))
@@ -60,9 +60,9 @@ def _all(n: int, noun: str) -> str:
 def _worth_showing(columns: Sequence[Column], rows: list[list[Html]]) -> tuple[list[Column], list[list[Html]]]:
     """The first column, whose numbers are links, and those of the others that say something."""
     others, cells = without_empty(columns[1:], [each[1:] for each in rows])
-    filled = [place for place in range(len(others)) if any(each[place] != cell("") for each in cells)]
-    kept = [[own[0], *(each[place] for place in filled)] for own, each in zip(rows, cells, strict=True)]
-    return [columns[0], *(others[place] for place in filled)], kept
+    filled = [column for column in range(len(others)) if any(each[column] != cell("") for each in cells)]
+    kept = [[row[0], *(each[column] for column in filled)] for row, each in zip(rows, cells, strict=True)]
+    return [columns[0], *(others[column] for column in filled)], kept
 
 
 def worst_rows(matrix: Matrix, choice: Choice, findings: tuple[Finding, ...]) -> Array:
@@ -85,9 +85,9 @@ def _lateness(matrix: Matrix) -> Array:
     return np.concatenate(sums) if sums else np.empty(0)
 
 
-def _rank_cells(choice: Choice, matrix: Matrix, pool: CallPool, hosts: dict[int, str], place: int) -> list[Html]:
-    state, late, rank = matrix.state[place], matrix.late[place], int(matrix.ranks[place])
-    group = int(matrix.group_of_row[place])
+def _rank_cells(choice: Choice, matrix: Matrix, pool: CallPool, hosts: dict[int, str], row: int) -> list[Html]:
+    state, late, rank = matrix.state[row], matrix.late[row], int(matrix.ranks[row])
+    group = int(matrix.group_of_row[row])
     seqs = matrix.seqs[group if len(matrix.seqs) > 1 else 0]
     joined = np.flatnonzero(((state >= data.DONE) & (state <= data.FAILED)) | (state == data.MISMATCH))
     done, absent = (
@@ -108,7 +108,7 @@ def _rank_cells(choice: Choice, matrix: Matrix, pool: CallPool, hosts: dict[int,
     )
     seq = int(seqs[at]) if at != MISSING else None
     link = map_link(choice.key_of(choice.groups[group]), rank, seq, choice.noun == "transfer")
-    site = _site(pool, int(matrix.calls[place, joined[-1]])) if len(joined) else ""
+    site = _site(pool, int(matrix.calls[row, joined[-1]])) if len(joined) else ""
     return [
         cell(markup('<a href="{}">{}</a>', link, rank), rank),
         cell(text(clipped(hosts.get(rank, "")))),
@@ -146,25 +146,25 @@ def _call_rows(trace: Trace, choice: Choice) -> list[list[Html]]:
 def _recorded_calls(trace: Trace, choice: Choice) -> list[dict[str, Any]]:
     matches = trace.table("matches")
     is_own = np.isin(matches.array("group_id"), [group.key for group in choice.groups])
-    own = np.flatnonzero(is_own & (matches.array("is_p2p") == (choice.noun == "transfer")))
-    spread = matches.array("last_created_ns")[own] - matches.array("first_created_ns")[own]
+    candidates = np.flatnonzero(is_own & (matches.array("is_p2p") == (choice.noun == "transfer")))
+    spread = matches.array("last_created_ns")[candidates] - matches.array("first_created_ns")[candidates]
     severity = np.array([_SEVERITY.get(name, 0) for name in matches.text("state").values] or [0])
-    badness = severity[matches.text("state").codes[own]]
+    badness = severity[matches.text("state").codes[candidates]]
     # Of calls that did not end well the oldest is nearest to the cause.
-    age = np.where(badness > 0, matches.array("first_created_ns")[own], 0)
-    order = np.lexsort((own, -spread, age, -badness))[:N_WORST]
-    worst = [*matches.take(own[order]).rows()]
+    age = np.where(badness > 0, matches.array("first_created_ns")[candidates], 0)
+    order = np.lexsort((candidates, -spread, age, -badness))[:N_WORST]
+    worst = [*matches.take(candidates[order]).rows()]
     return [
-        {**each, "group": each["group_id"], "spread_ns": int(spread[place])}
-        for each, place in zip(worst, order.tolist(), strict=True)
+        {**each, "group": each["group_id"], "spread_ns": int(spread[position])}
+        for each, position in zip(worst, order.tolist(), strict=True)
     ]
 
 
 def _profiled_calls(trace: Trace, choice: Choice) -> list[dict[str, Any]]:
     matches = trace.table("comm_matches")
     is_own = np.isin(matches.array("group_key"), [group.key for group in choice.groups])
-    own = np.flatnonzero(is_own & (matches.array("is_p2p") == (choice.noun == "transfer")))
-    order = own[np.lexsort((own, -matches.array("wait_ns")[own]))][:N_WORST]
+    candidates = np.flatnonzero(is_own & (matches.array("is_p2p") == (choice.noun == "transfer")))
+    order = candidates[np.lexsort((candidates, -matches.array("wait_ns")[candidates]))][:N_WORST]
     return [
         {
             **each,
@@ -185,8 +185,8 @@ def _call_cells(choice: Choice, names: dict[int, str], call: dict[str, Any]) -> 
         rank = call.get("src", call["last_rank"])
         op = f"rank {call['src']} to rank {call['dst']}" if "src" in call else op
     state = f"{count_noun(call['n_missing'], 'rank')} not joined" if call["state"] == "missing" else call["state"]
-    place = text(map_link(choice.key_of(group), rank, call["seq"], is_p2p))
-    link = markup('<a href="{}">{}</a>', place, call["seq"]) if call["seq"] != MISSING else NOTHING
+    target = text(map_link(choice.key_of(group), rank, call["seq"], is_p2p))
+    link = markup('<a href="{}">{}</a>', target, call["seq"]) if call["seq"] != MISSING else NOTHING
     spread = max(int(call["spread_ns"]), 0)
     return [
         cell(link, call["seq"]),

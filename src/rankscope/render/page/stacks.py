@@ -182,17 +182,17 @@ class _Labels:
             order.extend(node.children.values())
         ranks_of: dict[int, list[int]] = {}
         for node in reversed(order):
-            own = [self.stacks[anchor] for anchor in node.chips]
-            branches = [(ranks_of.pop(id(child)), place) for place, child in node.children.items()]
+            stacks_here = [self.stacks[anchor] for anchor in node.chips]
+            branches = [(ranks_of.pop(id(child)), frame) for frame, child in node.children.items()]
             branches.sort(key=lambda branch: (len(branch[0]), branch[0]))
-            sizes = [len(stack.ranks) for stack in own] + [len(ranks) for ranks, _ in branches]
-            node.chips = [self._chip(stack) for stack in own]
-            node.children = {place: node.children[place] for _, place in branches}
-            if len(branches) + bool(own) > 1:
-                for ranks, place in branches:
-                    node.children[place].label = _label(ranks, max(sizes))
+            sizes = [len(stack.ranks) for stack in stacks_here] + [len(ranks) for ranks, _ in branches]
+            node.chips = [self._chip(stack) for stack in stacks_here]
+            node.children = {frame: node.children[frame] for _, frame in branches}
+            if len(branches) + bool(stacks_here) > 1:
+                for ranks, frame in branches:
+                    node.children[frame].label = _label(ranks, max(sizes))
             inner = [rank for ranks, _ in branches for rank in ranks]
-            ranks_of[id(node)] = sorted(inner + [rank for stack in own for rank in stack.ranks])
+            ranks_of[id(node)] = sorted(inner + [rank for stack in stacks_here for rank in stack.ranks])
 
     def _chip(self, stack: Stack) -> Html:
         shown = text(ranks_phrase(stack.ranks, _RANGES_IN_CHIP))

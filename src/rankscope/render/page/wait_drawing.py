@@ -187,10 +187,10 @@ def _ports(edges: Sequence[Edge], places: Sequence[_Place]) -> tuple[dict[_Ends,
     """Where each edge leaves its box and enters the other: side by side, in the order of where they lead."""
     leaving: dict[_Ends, float] = {}
     entering: dict[_Ends, float] = {}
-    for ports, own, other in ((leaving, 0, 1), (entering, 1, 0)):
+    for ports, side, other in ((leaving, 0, 1), (entering, 1, 0)):
         together: dict[int, list[_Ends]] = defaultdict(list)
         for edge in edges:
-            together[edge.ends[own]].append(edge.ends)
+            together[edge.ends[side]].append(edge.ends)
         for node, at_node in together.items():
             place = places[node]
             step = place.height / (len(at_node) + 1)

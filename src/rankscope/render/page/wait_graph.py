@@ -201,9 +201,9 @@ def _drawn(waits: _Waits, classes: Array | None) -> Graph | None:
     nodes = []
     for number in range(len(first)):
         members = np.flatnonzero(node_of == number)
-        own = tuple(waits.calls[call] for call in calls_of[number])
+        calls = tuple(waits.calls[call] for call in calls_of[number])
         flags = bool(waits.is_cause[members].any()), bool(waits.has_no_dump[members].all())
-        nodes.append(Node(tuple(waits.ranks[members].tolist()), own, *flags))
+        nodes.append(Node(tuple(waits.ranks[members].tolist()), calls, *flags))
     between = tuple(edge for edge in edges if edge.waiting != edge.holding)
     inner = tuple(edge for edge in edges if edge.waiting == edge.holding)
     return Graph(tuple(nodes), between, inner, _layers(nodes, between))
@@ -227,8 +227,8 @@ def _edges(waits: _Waits, node_of: Array, joined: Array) -> Iterator[Edge]:
             if in_cycle:
                 cycles.add((waiting, holding))
     for ends in sorted(whys):
-        own = tuple(waits.calls[call] for call in sorted(calls[ends]))
-        yield Edge(*ends, tuple(WHYS[why] for why in sorted(whys[ends])), own, ends in cycles)
+        edge_calls = tuple(waits.calls[call] for call in sorted(calls[ends]))
+        yield Edge(*ends, tuple(WHYS[why] for why in sorted(whys[ends])), edge_calls, ends in cycles)
 
 
 def _layers(nodes: list[Node], edges: tuple[Edge, ...]) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ def own_rows(trace: Trace, node: Node) -> list[int]:
     """The rows of `collectives` that show how the node's ranks wait: those of its first rank."""
     calls = trace.table("collectives")
     is_own = (calls.array("rank") == node.ranks[0]) & np.isin(
-        calls.array("match_id"), [own.match for own in node.calls]
+        calls.array("match_id"), [call.match for call in node.calls]
     )
     return [int(row) for row in np.flatnonzero(is_own)]
 

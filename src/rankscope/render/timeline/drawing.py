@@ -125,9 +125,9 @@ def _mend_times(trace: Trace, axis: Axis, counts: Counter[str]) -> None:
 
 
 def _set_lanes(trace: Trace, counts: Counter[str]) -> None:
-    place = f"dense_rank() OVER (ORDER BY {', '.join(_PLACE)})"
+    track = f"dense_rank() OVER (ORDER BY {', '.join(_PLACE)})"
     rows = trace.sql(
-        f"SELECT rowid AS number, {place} AS place, start_ns, start_ns + duration_ns AS end_ns FROM timeline_spans "
+        f"SELECT rowid AS number, {track} AS place, start_ns, start_ns + duration_ns AS end_ns FROM timeline_spans "
         f"WHERE NOT is_instant ORDER BY place, {_ORDER}"
     ).columns()
     lanes = lanes_of(rows["place"], rows["start_ns"], rows["end_ns"])

@@ -9,14 +9,14 @@ from rankscope.model.tables import Array
 MAX_LANES = 64
 
 
-def lanes_of(place: Array, start: Array, end: Array) -> Array:
+def lanes_of(track: Array, start: Array, end: Array) -> Array:
     """The lane of each span, 0 being the track itself. Spans are in order of place, start, and the longer one first.
 
     Where more than MAX_LANES overlap, the lane is MAX_LANES: there is no room.
     """
-    lanes = np.zeros(len(place), np.int64)
-    borders = np.flatnonzero(np.diff(place)) + 1
-    for low, high in zip([0, *borders.tolist()], [*borders.tolist(), len(place)], strict=True):
+    lanes = np.zeros(len(track), np.int64)
+    borders = np.flatnonzero(np.diff(track)) + 1
+    for low, high in zip([0, *borders.tolist()], [*borders.tolist(), len(track)], strict=True):
         if _is_crossed(start[low:high], end[low:high]):
             lanes[low:high] = _spread(start[low:high].tolist(), end[low:high].tolist())
     return lanes

@@ -39,7 +39,7 @@ WHERE e.file = $file AND e.line <= $line AND (list_contains($ranks, e.rank) OR $
 
 def finding_time(trace: Trace, finding: Finding, axis: Axis) -> int:
     """When the collective was called; else the slowest step of its ranks, or where the place was compiled first."""
-    ranks, place = list(finding.ranks), finding.location
+    ranks, site = list(finding.ranks), finding.location
     chosen = {"ranks": ranks, "all_ranks": not ranks}
     asked: list[tuple[str, dict[str, Any]]] = []
     if finding.collective and finding.group:
@@ -47,8 +47,8 @@ def finding_time(trace: Trace, finding: Finding, axis: Axis) -> int:
         key = {"group": group.name, "p2p": call.p2p, "seq": call.seq}
         members = sorted({*group.ranks, *ranks})
         asked += [(_RECORDED, {**key, "ranks": ranks, "members": members}), (_PROFILED, key)]
-    if finding.code.startswith("C") and place:
-        asked.append((_FIRST_COMPILATION, {**chosen, "file": place.file, "line": place.line}))
+    if finding.code.startswith("C") and site:
+        asked.append((_FIRST_COMPILATION, {**chosen, "file": site.file, "line": site.line}))
     elif not finding.code.startswith("D") and trace.has("steps"):
         asked.append((_SLOWEST_STEP, chosen))
     for sql, values in asked:
@@ -101,5 +101,5 @@ def _about(finding: Finding) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _place(place: Location | None) -> str:
-    return f"{place.file}:{place.line} in {place.function}" if place else ""
+def _place(site: Location | None) -> str:
+    return f"{site.file}:{site.line} in {site.function}" if site else ""

@@ -27,9 +27,9 @@ def ranks_around(finding: Finding, present: Collection[int]) -> tuple[int, ...]:
     """The culprits and their neighbors in their group, with whom they exchange data; all ranks without a culprit."""
     members = finding.group.ranks if finding.group else ()
     culprits = [rank for rank in finding.ranks if rank in present]
-    places = [place for place, rank in enumerate(members) if rank in set(finding.ranks)]
+    places = [position for position, rank in enumerate(members) if rank in set(finding.ranks)]
     reach = range(-_DIRECT_PEERS, _DIRECT_PEERS + 1)
-    peers = {members[(place + far) % len(members)] for place in places for far in reach}
+    peers = {members[(position + far) % len(members)] for position in places for far in reach}
     if not culprits and not places:
         peers = set(members or present)
     return tuple(sorted(({*culprits} | peers) & {*present}))

@@ -23,6 +23,6 @@ def reduce_experts(kept: Tensor, gradients: Tensor, n_rows: list[int], ep_group:
     """Gather the rows of all ranks, and hand each rank the sum of its own rows' gradients."""
     rows = [kept.new_empty(n, kept.shape[1]) for n in n_rows]
     dist.all_gather(rows, kept, group=ep_group)
-    own = torch.empty_like(kept)
-    dist.reduce_scatter(own, list(gradients.split(n_rows)), group=ep_group)
-    return own
+    shard = torch.empty_like(kept)
+    dist.reduce_scatter(shard, list(gradients.split(n_rows)), group=ep_group)
+    return shard

@@ -92,11 +92,11 @@ def build_trainer() -> Trainer:
     stage = Stage(layers=2, width=2048, heads=16, tp_group=mesh["tp"].get_group()).to("cuda", torch.bfloat16)
     pp_group = mesh["pp"].get_group()
     order = dist.get_process_group_ranks(pp_group)
-    place = order.index(dist.get_rank())
+    position = order.index(dist.get_rank())
     neighbours = Neighbours(
         group=pp_group,
-        previous=order[place - 1] if place > 0 else None,
-        following=order[place + 1] if place + 1 < len(order) else None,
+        previous=order[position - 1] if position > 0 else None,
+        following=order[position + 1] if position + 1 < len(order) else None,
     )
     buckets = [Bucket(torch.cat([p.new_zeros(p.numel()) for p in block.parameters()])) for block in stage.blocks]
     optimizer = torch.optim.AdamW(stage.parameters(), lr=3e-4)

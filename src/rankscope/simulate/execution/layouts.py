@@ -178,7 +178,7 @@ class _Listing(NamedTuple):
     @classmethod
     def of(cls, arguments: Iterable[Argument]) -> _Listing:
         descriptions = [_describe(argument) for argument in arguments]
-        values, shapes, strides = (f"[{','.join(each[place] for each in descriptions)}]" for place in (0, 1, 3))
+        values, shapes, strides = (f"[{','.join(each[column] for each in descriptions)}]" for column in (0, 1, 3))
         return cls(values, shapes, f"[{','.join(json.dumps(each.types) for each in descriptions)}]", strides)
 
     def text(self, version: _Version) -> str:
@@ -193,7 +193,7 @@ def _describe(argument: Argument) -> _Listing:
         return _Listing(texts[0], texts[1], f"Tensor({argument.dtype})", texts[2])
     if isinstance(argument, list | tuple):
         inner = [_describe(each) for each in argument]
-        values, shapes, strides = (f"[{','.join(each[place] for each in inner)}]" for place in (0, 1, 3))
+        values, shapes, strides = (f"[{','.join(each[column] for each in inner)}]" for column in (0, 1, 3))
         kind = "GenericList" if isinstance(argument, list) else "Tuple"
         return _Listing(values, shapes, f"{kind}[{','.join(each.types for each in inner)}]", strides)
     value, kind = _scalar(argument)

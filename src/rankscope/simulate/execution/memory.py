@@ -106,33 +106,33 @@ class Memory:
             if buffer is not to_send:
                 self.release(buffer)
 
-    def parameter(self, place: int, argument: int, shape: Shape) -> View:
+    def parameter(self, number: int, argument: int, shape: Shape) -> View:
         """The weight of an operator that is its so-manieth input."""
-        key = place, argument
+        key = number, argument
         if key not in self._parameters:
-            self._parameters[key] = self._make_parameter(place, argument, shape)
+            self._parameters[key] = self._make_parameter(number, argument, shape)
         return self._parameters[key]
 
-    def parameter_gradient(self, place: int, shape: Shape) -> View:
-        if place not in self._parameter_gradients:
-            layer, offset = self._flat_place(place)
+    def parameter_gradient(self, number: int, shape: Shape) -> View:
+        if number not in self._parameter_gradients:
+            layer, offset = self._flat_place(number)
             flat = self.gradients[layer] if layer < self.spec.n_layers else View(Buffer(prod(shape)), shape)
-            self._parameter_gradients[place] = View(flat.buffer, shape, offset)
-        return self._parameter_gradients[place]
+            self._parameter_gradients[number] = View(flat.buffer, shape, offset)
+        return self._parameter_gradients[number]
 
-    def _make_parameter(self, place: int, argument: int, shape: Shape) -> View:
-        layer, offset = self._flat_place(place)
-        is_flat = layer < self.spec.n_layers and LAYER[place % len(LAYER)].n_parameters > 0
+    def _make_parameter(self, number: int, argument: int, shape: Shape) -> View:
+        layer, offset = self._flat_place(number)
+        is_flat = layer < self.spec.n_layers and LAYER[number % len(LAYER)].n_parameters > 0
         if not is_flat:
             return View(Buffer(prod(shape)), shape)
         # The bias, which is an addmm's first input, lies behind the weight.
-        behind = LAYER[place % len(LAYER)].n_parameters - prod(shape) if argument == 0 else 0
+        behind = LAYER[number % len(LAYER)].n_parameters - prod(shape) if argument == 0 else 0
         return View(self.weights[layer].buffer, shape, offset + behind)
 
-    def _flat_place(self, place: int) -> tuple[int, int]:
+    def _flat_place(self, number: int) -> tuple[int, int]:
         """The layer, and where in its flat buffers the operator's parameters begin; the head has none."""
-        layer = place // len(LAYER)
-        return layer, _LAYER_OFFSETS[place % len(LAYER)] if layer < self.spec.n_layers else 0
+        layer = number // len(LAYER)
+        return layer, _LAYER_OFFSETS[number % len(LAYER)] if layer < self.spec.n_layers else 0
 
 
 def split_in_three(view: View, shape: Shape) -> tuple[View, ...]:

@@ -94,10 +94,10 @@ class Jitter:
 
     def factors(self, count: int, *what: object) -> Sequence[float]:
         """Factors around 1, read from a table at a place that belongs to what is timed."""
-        place = Random(f"{self.seed} {what}").randrange(_N_DRAWS)
-        while place + count > len(self._factors):
+        drawn = Random(f"{self.seed} {what}").randrange(_N_DRAWS)
+        while drawn + count > len(self._factors):
             self._factors *= 2
-        return self._factors[place : place + count]
+        return self._factors[drawn : drawn + count]
 
     def delays_ns(self, count: int, typical_ns: float, *what: object) -> list[int]:
         """Delays of 0 or more; all 0 in a job without jitter."""

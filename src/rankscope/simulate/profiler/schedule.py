@@ -152,8 +152,8 @@ class _TrainStep:
         host.thread = BACKWARD_THREAD
         is_last = self.n_backwards == self.spec.n_microbatches - 1
         for number in reversed(range(len(self.layers))):
-            for place, operator in reversed(list(enumerate(self.layers[number]))):
-                self._run_backward(operator, self.sequences[microbatch, number, place])
+            for number_in_layer, operator in reversed(list(enumerate(self.layers[number]))):
+                self._run_backward(operator, self.sequences[microbatch, number, number_in_layer])
             if is_last and number < self.spec.n_layers and self.spec.data_parallel > 1:
                 self.unfinished.append(self._exchange("allreduce", 0, PARAMETERS_PER_LAYER, ALL_REDUCE_STREAM))
         host.thread = MAIN_THREAD
@@ -202,10 +202,10 @@ class _TrainStep:
         if not towards:
             return "nccl:all_reduce"
         if self.spec.pipeline_groups == "line":
-            own, peer = self.stage, self.stage + towards
+            stage, peer = self.stage, self.stage + towards
         else:
-            own, peer = (0, 1) if towards > 0 else (1, 0)
-        return f"nccl:send {own}->{peer}" if op == "send" else f"nccl:recv {own}<-{peer}"
+            stage, peer = (0, 1) if towards > 0 else (1, 0)
+        return f"nccl:send {stage}->{peer}" if op == "send" else f"nccl:recv {stage}<-{peer}"
 
     def _send(self, towards: int) -> None:
         stream = _TRANSFER_STREAMS["send", towards]

@@ -32,8 +32,8 @@ def node_attributes(items: Items, host: HostTime, layout: Layout) -> dict[str, A
 def _forward_threads(items: Items, thread: Array) -> Array:
     """The observer has numbers of its own for threads: one that ran some node is that node's thread."""
     known, first = np.unique(items.nodes["thread"], return_index=True)
-    place = places_of(known, items.nodes["fw_thread"])
-    return np.where(place == MISSING, MISSING, thread[first[place]])
+    position = places_of(known, items.nodes["fw_thread"])
+    return np.where(position == MISSING, MISSING, thread[first[position]])
 
 
 def run_attributes(

@@ -41,10 +41,10 @@ def comms_of(trace: Trace, items: Items) -> Comms:
     is_written = (item != MISSING) & (type_ != MISSING)
     n_unplaced, n_unknown = np.count_nonzero(item == MISSING), np.count_nonzero(type_ == MISSING)
     # Calls that one kernel runs together are one node: the first says what it is, the sizes add up.
-    item, first, place = np.unique(item[is_written], return_index=True, return_inverse=True)
+    item, first, position = np.unique(item[is_written], return_index=True, return_inverse=True)
     chosen = np.flatnonzero(is_written)[first]
     given = np.maximum(table.array("n_bytes")[rows[is_written]], 0)
-    n_bytes = np.bincount(place.ravel(), given, len(item)).astype(np.int64)
+    n_bytes = np.bincount(position.ravel(), given, len(item)).astype(np.int64)
     is_barrier = comm_type[chosen] == COLLECTIVE_TYPES.index("barrier")
     is_sizeless = (n_bytes == 0) & ~is_barrier
     names = derived(trace, group_names)

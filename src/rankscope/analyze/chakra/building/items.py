@@ -92,8 +92,8 @@ def places_of(known: Array, wanted: Array) -> Array:
     """Where each number is in a sorted column; MISSING where it is not."""
     if not len(known):
         return np.full(len(wanted), MISSING)
-    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    return np.where(known[place] == wanted, place, MISSING)
+    position = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return np.where(known[position] == wanted, position, MISSING)
 
 
 def sources_of(trace: Trace) -> list[Source]:
@@ -152,12 +152,12 @@ def _columns(trace: Trace, table: str, columns: tuple[str, ...], file_id: int, r
 def _links_of(links: Table, file_id: int, node_ids: Array) -> dict[str, Array]:
     rows = np.flatnonzero(links.array("file_id") == file_id)
     rows = rows[np.argsort(links.array("node_id")[rows], kind="stable")]
-    place = places_of(links.array("node_id")[rows], node_ids)
-    is_known = place != MISSING
+    position = places_of(links.array("node_id")[rows], node_ids)
+    is_known = position != MISSING
     columns = {}
     for name in _LINKED:
         values = np.full(len(node_ids), MISSING, np.int64)
-        values[is_known] = links.array(name)[rows[place[is_known]]]
+        values[is_known] = links.array(name)[rows[position[is_known]]]
         columns[name] = values
     return columns
 
@@ -171,9 +171,9 @@ def _recorded_durations(trace: Trace, source: Source, nodes: dict[str, Array]) -
             rows = np.flatnonzero(is_elsewhere & (nodes["profile_id"] == file_id) & (nodes[key] != MISSING))
             columns = _columns(trace, table, (key, "duration_ns"), file_id, source.rank)
             order = np.argsort(columns[key])
-            place = places_of(columns[key][order], nodes[key][rows])
-            is_found = place != MISSING
-            recorded[rows[is_found]] = columns["duration_ns"][order[place[is_found]]]
+            position = places_of(columns[key][order], nodes[key][rows])
+            is_found = position != MISSING
+            recorded[rows[is_found]] = columns["duration_ns"][order[position[is_found]]]
     return recorded
 
 

@@ -63,11 +63,11 @@ def lay_out(items: Items, host: HostTime, has_groups: bool, clock_offset_ns: int
     starts = np.concatenate((np.maximum(items.start, 0), host.start))
     first = np.full(int(has_groups), starts.min(initial=np.iinfo(np.int64).max) if len(starts) else 0)
     starts = np.concatenate((first, starts))
-    place = np.argsort(starts, kind="stable")
-    row = np.empty(len(place), np.int64)
-    row[place] = np.arange(len(place))
-    shared = np.maximum(starts[place] - clock_offset_ns, 0)
-    return Layout(int(has_groups), len(items), len(host.item), shared, place, row)
+    order = np.argsort(starts, kind="stable")
+    row = np.empty(len(order), np.int64)
+    row[order] = np.arange(len(order))
+    shared = np.maximum(starts[order] - clock_offset_ns, 0)
+    return Layout(int(has_groups), len(items), len(host.item), shared, order, row)
 
 
 class Wiring(NamedTuple):

@@ -46,8 +46,8 @@ def times_of(trace: Trace, items: Items, edges: ItemEdges, comm_items: Array) ->
     if not items.is_timed or not items.n_nodes:
         nothing = np.empty(0, np.int64)
         return np.zeros(len(items), np.int64), HostTime(nothing, nothing, nothing)
-    own = np.maximum(items.nodes["own_ns"], 0) - _waited(trace, items)
-    duration = np.concatenate((np.maximum(own, 0), items.kernels["duration_ns"]))
+    busy_ns = np.maximum(items.nodes["own_ns"], 0) - _waited(trace, items)
+    duration = np.concatenate((np.maximum(busy_ns, 0), items.kernels["duration_ns"]))
     on_host = comm_items[comm_items < items.n_nodes]
     duration[on_host] = items.nodes["duration_ns"][on_host]
     marks = _find_marks(items, edges, on_host)
@@ -128,8 +128,8 @@ def _waited(trace: Trace, items: Items) -> Array:
         return waited
     waits, work, processes = links_of(trace).host_waits, job_of(trace).work, processes_of(trace)
     is_own = np.isin(processes.file_id, items.source.profile_ids) & (processes.rank == items.source.rank)
-    own = np.flatnonzero(is_own)
-    process = own[np.searchsorted(processes.file_id[own], items.nodes["profile_id"])]
+    own_rows = np.flatnonzero(is_own)
+    process = own_rows[np.searchsorted(processes.file_id[own_rows], items.nodes["profile_id"])]
     tids, thread = np.unique(items.nodes["tid"], return_inverse=True)
     ranges = nest(thread, aligned(trace, process, items.start[: items.n_nodes]), items.nodes["recorded_ns"])
     is_chosen = is_own[waits.process] & np.isin(waits.tid, tids) & ~work.on_host[waits.work]
