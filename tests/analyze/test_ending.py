@@ -9,7 +9,7 @@ import pytest
 
 from analyze.building import found, job, root_cause
 from analyze.test_ended_well import recorded
-from analyze.test_stack_rules import LOADING, SAVING, STALL, WAITING, stacks_alone, with_stacks
+from analyze.test_stack_rules import LOADING, SAVING, STALL, WAITING, Look, stacks_alone, with_stacks
 from rankscope.analyze import run_rules
 from rankscope.analyze.manifests import nodes_of, ranks_elsewhere
 from rankscope.model.tables import Table, Trace
@@ -121,7 +121,7 @@ def test_ranks_of_other_nodes_are_elsewhere() -> None:
 
 
 def test_the_verdict_is_that_of_the_stall_and_names_the_other_threads() -> None:
-    looks = {0: [(300, STALL, WAITING)], 1: [(300, STALL, LOADING), (330, CLOSED, SAVING)]}
+    looks: dict[int, list[Look]] = {0: [(300, STALL, WAITING)], 1: [(300, STALL, LOADING), (330, CLOSED, SAVING)]}
     trace = with_stacks(job({0: [f"{CALL} done", CALL], 1: [f"{CALL} done"]}), looks)
     cause = root_cause(trace)
     assert (cause.code, cause.ranks, cause.location and cause.location.line) == ("H105", (1,), 31)

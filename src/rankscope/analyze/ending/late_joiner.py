@@ -28,7 +28,7 @@ def late_joiner(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """A rank made a call after its peers had waited for it in vain and failed.
 
     What it means: the dumps show that all ranks made the call, but one of them came when the others had given up. Their
-    time-out is the effect. The late rank then fails too, because its peers are gone.
+    timeout is the effect. The late rank then fails too, because its peers are gone.
 
     Why it happens: something on this rank took longer than the timeout of the process group: a checkpoint, a data
     loader, an evaluation, a compilation, a file lock.
