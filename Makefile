@@ -27,6 +27,7 @@ help:
 	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
 	@echo "make accuracy   count right and wrong verdicts on simulated and real jobs, in docs/accuracy.md (some minutes)"
 	@echo "make screenshots   take the pictures in docs/images again (needs chromium)"
+	@echo "make fuzz    try 100,000 hostile inputs over all formats (over an hour)"
 	@echo "make bench   measure against torchfrtrace, Holistic Trace Analysis, tlparse and Chakra on this machine (over an hour)"
 	@echo "make clean   remove the environment and all caches"
 
@@ -56,6 +57,10 @@ accuracy: $(WITH_TORCH) $(CHECKER)
 	$(BIN)/python tools/make_accuracy.py
 	$(BIN)/python tools/make_late_accuracy.py
 	$(BIN)/python tools/make_log_accuracy.py
+	$(BIN)/python tools/make_ending_accuracy.py
+
+fuzz: $(CHECKER)
+	$(BIN)/python tests/fuzz/run.py -n 100000 --write
 
 screenshots: $(CHECKER) $(PROGRAMS)
 	$(BIN)/python tools/make_screenshots.py

@@ -19,7 +19,7 @@ from rankscope.simulate.job_log import RELEASES, LogJob, Printed, printed
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
 N_CASES = 24
-FIRST_SEED = 700_000
+FIRST_SEED = 910_000
 CODES = {"stuck": "H134", "mismatch": "H135", "stalled": "H136", "exception": "H130", "killed": "H131", "healthy": ""}
 INTRODUCTION = """\
 ## From logs alone

@@ -40,3 +40,5 @@ NOT_JOINED = traceback(
     0, "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 3/4 clients joined."
 )
 ONLY_VICTIMS = closed(0) + closed(1)
+# An event, so that there is something to read, of a job that ended well.
+HEALTHY_EVENT = "[W1118 10:00:00.1 ProcessGroupNCCL.cpp:1] destroy_process_group() was not called before program exit\n"

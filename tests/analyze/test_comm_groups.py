@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankscope.analyze.collectives.groups import UNKNOWN_GROUP, CommGroup, Mention, resolve_mentions
-from rankscope.model.tables import Table
+from rankscope.model.tables import Table, Trace
 
 
 def mention(rank: int, name: str = "", ranks: str = "", **other: Any) -> Mention:
@@ -17,7 +17,7 @@ def mention(rank: int, name: str = "", ranks: str = "", **other: Any) -> Mention
 
 def resolve(mentions: Sequence[Mention], groups: Any = (), world_size: int = -1) -> tuple[list[CommGroup], list[int]]:
     described = [{"file_id": one.file_id, "groups": json.dumps(groups), "world_size": world_size} for one in mentions]
-    return resolve_mentions(mentions, Table.from_rows("profiles", described))
+    return resolve_mentions(Trace(("traces",), {"profiles": Table.from_rows("profiles", described)}), mentions)
 
 
 def test_one_name_with_different_members_is_several_groups() -> None:
@@ -73,4 +73,4 @@ def test_without_any_word_on_the_device_the_group_is_unknown() -> None:
 def test_a_damaged_list_of_groups_is_no_list() -> None:
     mentions = [mention(0, "1", "[0, 1]")]
     profiles = Table.from_rows("profiles", [{"file_id": 0, "groups": '[{"pg_name": 1'}])
-    assert resolve_mentions(mentions, profiles)[1] == [0]
+    assert resolve_mentions(Trace(("traces",), {"profiles": profiles}), mentions)[1] == [0]

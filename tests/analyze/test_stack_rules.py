@@ -77,10 +77,15 @@ def test_a_stuck_rank_is_told_with_the_place_where_it_stands() -> None:
 
 
 def test_the_newest_stacks_count() -> None:
-    looks = [(300, STALL, LOADING), (330, "SIGTERM", SAVING)]
+    looks = [(300, "SIGUSR2", LOADING), (330, "SIGTERM", SAVING)]
     assert places(root_cause(with_stacks(stuck_job(), {2: looks})))[0] == 9
-    untimed = [(300, STALL, LOADING), (-1, "", SAVING)]  # printed by faulthandler alone: later in the file
+    untimed = [(300, "SIGUSR2", LOADING), (-1, "", SAVING)]  # printed by faulthandler alone: later in the file
     assert places(root_cause(with_stacks(stuck_job(), {2: untimed})))[0] == 9
+
+
+def test_the_stacks_of_the_stall_count_more_than_those_of_the_clean_up() -> None:
+    looks = [(300, STALL, LOADING), (330, "SIGTERM", SAVING), (331, "RuntimeError: Timed out in gloo", WAITING)]
+    assert places(root_cause(with_stacks(stuck_job(), {2: looks})))[0] == 31
 
 
 def test_stacks_that_are_older_than_the_last_call_say_nothing() -> None:

@@ -316,3 +316,28 @@ def test_when_the_usual_port_is_taken_another_is_used(
 def test_a_port_is_a_number_that_there_is(port: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", ".", f"--port={port}"]) == 2
     assert "is not a port" in capsys.readouterr().err
+
+
+def test_connections_are_served_by_a_limited_number_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import socket
+    import threading
+
+    from rankscope.commands import serving
+
+    monkeypatch.setattr(serving.LocalServer, "max_threads", 3)
+    monkeypatch.setattr(serving, "_PATIENCE_S", 0.01)
+    (tmp_path / "index.html").write_text("here")
+    n_before = threading.active_count()
+    with serving.report_server(str(tmp_path), 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        idle = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(3)]
+        try:
+            refused = socket.create_connection(("127.0.0.1", server.server_port))
+            refused.settimeout(60)
+            assert refused.recv(1) == b""  # closed, as all threads are taken
+            refused.close()
+            assert threading.active_count() <= n_before + 1 + 3
+        finally:
+            for each in idle:
+                each.close()
+            server.shutdown()

@@ -44,6 +44,19 @@ def test_the_order_of_both_streams_is_kept_where_they_are_one(tmp_path: Path) ->
     assert kept(tmp_path / "t") == lines
 
 
+def test_half_a_line_comes_out_while_the_job_runs(tmp_path: Path) -> None:
+    """Nothing is held back until a line or the job ends."""
+    answer = tmp_path / "answer"
+    program = f"import os, time\nos.write(1, b'50%')\nwhile not os.path.exists({str(answer)!r}): time.sleep(0.05)"
+    command = [sys.executable, "-m", "rankscope", "record", "-o", str(tmp_path / "t"), "--no-diagnose", "--"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, sys.executable, "-c", program], **streams) as job:  # type: ignore[call-overload]
+        assert job.stdout is not None
+        assert job.stdout.read(3) == b"50%"
+        answer.touch()
+        assert job.wait(LIMIT_S) == 0
+
+
 def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     shown: list[bytes] = []

@@ -20,11 +20,11 @@ from rankscope.model.finding import Finding
 
 pytestmark = pytest.mark.e2e
 CULPRIT = 1
-RAISED = ("exception", "memory", "disk", "worker")
+RAISED = ("exception", "memory", "disk", "quota", "worker")
 VERDICTS: dict[str, tuple[str, tuple[int, ...]]] = {
     **dict.fromkeys(RAISED, ("H130", (CULPRIT,))),
     **dict.fromkeys(("op", "size"), ("H135", (CULPRIT,))),
-    **dict.fromkeys(("stuck", "barrier", "killed"), ("H134", (CULPRIT,))),
+    **dict.fromkeys(("stuck", "barrier", "killed", "exit"), ("H134", (CULPRIT,))),
     "store": ("H134", (0,)),
     "init": ("H137", (CULPRIT,)),
 }
@@ -121,6 +121,29 @@ def test_torchrun_and_its_log_folder(tmp_path: Path) -> None:
         assert (finding.code, finding.ranks, finding.certainty) == ("H130", (CULPRIT,), "certain")
         assert finding.location is not None
         assert finding.location.function == "load_batch"
+
+
+def test_two_restarts_are_three_verdicts(tmp_path: Path) -> None:
+    """The same failure each time: that it will come back is certain then."""
+    options = ("--nproc-per-node", "2", "--master-port", free_port(), "--max-restarts", "2", "--tee", "3")
+    options = (*options, "--log-dir", str(tmp_path / "logs"))
+    console = tmp_path / "console.log"
+    script = str(JOBS / "logged.py")
+    console.write_text(launched("-m", "torch.distributed.run", *options, script, "early", str(CULPRIT)))
+    for path in (console, tmp_path / "logs"):
+        verdicts = hang_findings(path)
+        assert [(finding.code, finding.ranks) for finding in verdicts] == [("H130", (CULPRIT,))] * 3
+        assert [finding.evidence.facts["attempt"] for finding in verdicts] == [0, 1, 2]
+        assert ["will fail again" in " ".join(finding.evidence.certain) for finding in verdicts] == [False, True, True]
+        assert {finding.action for finding in verdicts} == {"fix-first"}
+
+
+def test_an_exception_in_a_spawned_process(tmp_path: Path) -> None:
+    """mp.spawn ends the others and prints the traceback of the one that it joined."""
+    console = tmp_path / "console.log"
+    console.write_text(launched(str(JOBS / "logged.py"), "exception", str(CULPRIT), free_port()))
+    [finding] = hang_findings(console)
+    assert (finding.code, finding.ranks) in (("H130", (CULPRIT,)), ("H138", ()))  # it may have joined a victim first
 
 
 def test_spawned_processes(tmp_path: Path) -> None:

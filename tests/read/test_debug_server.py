@@ -328,3 +328,39 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("http_proxy", unused_url())
     assert fetched(b"abc") == b"abc"
     assert bounded_http.Address("::1", 7).url == "http://[::1]:7"
+
+
+def test_addresses_on_other_hosts_are_not_contacted_unless_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may name any address: nobody knocks at doors for it."""
+    from rankscope.read import debug_server
+    from rankscope.read.bounded_http import Address
+    from rankscope.read.debug_server import NOT_FOLLOWED, Job, Reading, Worker, read_job
+
+    named = [Worker(0, Address("127.0.0.1", 2000)), Worker(1, Address("localhost", 2001))]
+    named += [Worker(rank, Address("192.0.2.7", 2000 + rank)) for rank in range(2, 30)]
+    named += [Worker(rank, Address("127.0.0.1", rank)) for rank in range(100, 400)]
+    held_back = debug_server._not_of(["127.0.0.1"], named)
+    assert not held_back & set(named[:2])
+    assert set(named[2:30]) <= held_back
+    assert len(named) - len(held_back) == 64
+    asked: list[Worker] = []
+
+    def answer(worker: Worker, seconds: float) -> Reading:
+        asked.append(worker)
+        return Reading(worker, 0, {}, ())
+
+    monkeypatch.setattr(debug_server, "read_worker", answer)
+    readings = {reading.worker: reading for reading in read_job(Job(tuple(named), None, held_back), 1.0)}
+    assert set(asked) == set(named) - held_back
+    assert readings[named[2]].problems == (NOT_FOLLOWED,)
+
+
+def test_a_compressed_answer_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankscope.read import debug_server
+    from rankscope.read.bounded_http import Address, Reply
+
+    monkeypatch.setattr(debug_server, "fetch", lambda *args, **kwargs: Reply(200, b"\x1f\x8b bomb"))
+    conversation = debug_server._Conversation(Address("127.0.0.1", 1), debug_server.time.monotonic() + 60)
+    question = next(iter(debug_server._QUESTIONS[debug_server.CALLS]))
+    assert conversation.ask(question) is None
+    assert "compressed" in conversation.problems[0]

@@ -18,7 +18,7 @@ import pytest
 from rankscope.errors import BadFileError, InputError, RankscopeError
 from rankscope.model.finding import Report
 from rankscope.pipeline import load
-from rankscope.read import files
+from rankscope.read import archives
 from rankscope.read.files import Source, find_sources, name_source
 from read.dumps import codes, hung_job, report_of, rows_of, verdict
 
@@ -357,7 +357,7 @@ def test_nothing_to_read_is_one_line_with_a_hint(name: str, dumps: Path, tmp_pat
 
 
 def test_a_gzip_bomb_stops_at_its_limit(dumps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MIN_UNPACKED_LIMIT", 1 << 16)
+    monkeypatch.setattr(archives, "MIN_UNPACKED_LIMIT", 1 << 16)
     (dumps / f"{PREFIX}3.gz").write_bytes(gzip.compress(b"\x80\x02" + bytes(64 << 20)))
     (dumps / f"{PREFIX}3").unlink()
     report = report_of(dumps)
@@ -366,7 +366,7 @@ def test_a_gzip_bomb_stops_at_its_limit(dumps: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_json_bomb_in_gzip_stops_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MIN_UNPACKED_LIMIT", 1 << 16)
+    monkeypatch.setattr(archives, "MIN_UNPACKED_LIMIT", 1 << 16)
     path = tmp_path / "rank_0.json.gz"
     path.write_bytes(gzip.compress(b'{"entries": [' + b" " * (64 << 20)))
     source = Source(path, str(path), path.stat().st_size)
@@ -375,7 +375,7 @@ def test_a_json_bomb_in_gzip_stops_at_its_limit(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_zip_bomb_is_left_out_and_said_so(dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 1 << 20)
     with zipfile.ZipFile(dumps / "more.zip", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr(f"{PREFIX}4", bytes(4 << 20))
     report = report_of(dumps)
@@ -386,7 +386,7 @@ def test_a_zip_bomb_is_left_out_and_said_so(dumps: Path, tmp_path: Path, monkeyp
 def test_a_packed_tar_stops_at_its_limit() -> None:
     packed, plain = io.BytesIO(bytes(5 << 20)), io.BytesIO()
     with pytest.raises(OSError, match="unpacks to more"):
-        files.copy_limited(packed, plain, limit=2 << 20)
+        archives.copy_limited(packed, plain, limit=2 << 20)
     assert len(plain.getvalue()) <= 2 << 20
 
 

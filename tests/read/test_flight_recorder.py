@@ -367,11 +367,33 @@ def test_odd_entries_give_rows_or_a_clear_error(entries: Any, tmp_path: Path) ->
     assert_read_or_clearly_refused(path)
 
 
-@pytest.mark.parametrize("field", ["version", "pg_config", "pg_status", "entries", "comm_lib_version"])
-@pytest.mark.parametrize("value", [None, 7, "text", [1], {"a": {"b": [1]}}, {1: 2}], ids=repr)
+odd_values = pytest.mark.parametrize("value", [None, 7, "text", [1], {"a": {"b": [1]}}, {1: 2}], ids=repr)
+
+
+@pytest.mark.parametrize("field", ["version", "pg_config", "pg_status", "comm_lib_version"])
+@odd_values
 def test_odd_top_level_values_cost_only_themselves(field: str, value: Any, tmp_path: Path) -> None:
     tables = read_tables(write_dump(tmp_path / "rank_0", make_dump([make_entry(1)], **{field: value})))
-    assert len(tables["collectives"]) == (0 if field == "entries" else 1)
+    assert len(tables["collectives"]) == 1
+
+
+@odd_values
+def test_without_a_list_of_entries_the_file_is_damaged(value: Any, tmp_path: Path) -> None:
+    """To go on without them would compare the rank as one that made no call."""
+    with pytest.raises(BadFileError, match="where a dump has its entries"):
+        read_tables(write_dump(tmp_path / "rank_0", make_dump([make_entry(1)], entries=value)))
+
+
+@pytest.mark.parametrize("wrong", [None, "text", 7, []], ids=repr)
+def test_one_entry_of_a_wrong_type_is_damage(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadFileError, match="where a dump has its entries"):
+        read_tables(write_dump(tmp_path / "rank_0", make_dump([make_entry(1), wrong, make_entry(2)])))
+
+
+def test_sizes_that_are_true_or_none_are_damage(tmp_path: Path) -> None:
+    for number, size in enumerate((True, None, 1.5)):
+        with pytest.raises(BadFileError, match="not in the format of a dump"):
+            read_tables(write_dump(tmp_path / f"rank_{number}", make_dump([make_entry(1, input_sizes=[[size]])])))
 
 
 def test_a_long_member_list_is_never_evaluated() -> None:

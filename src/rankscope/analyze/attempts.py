@@ -30,8 +30,8 @@ def later_attempts(trace: Trace) -> list[tuple[int, str]]:
     """Number and folder of the attempts that lie beside the one that was read, oldest first."""
     files = trace.table("files")
     others = [row["path"] for row in files.rows() if row["status"] == "other-run"]
-    found = [(int(match[1]), path) for path in others if (match := _ATTEMPT.search(path))]
-    return sorted(found)[:_MAX_ATTEMPTS] if trace.has("manifests") else []
+    numbered = [(int(match[1]), path) for path in others if (match := _ATTEMPT.search(path))]
+    return sorted(numbered)[:_MAX_ATTEMPTS] if trace.has("manifests") else []
 
 
 def join_attempts(trace: Trace, first: Report, later: Sequence[Judged]) -> Report:

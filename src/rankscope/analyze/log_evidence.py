@@ -9,8 +9,10 @@ import msgspec
 from rankscope.model.finding import Action, Finding
 
 _FROM_LOGS = tuple(f"H13{number}" for number in range(9))
-_FIX_FIRST = ("H102", "H103", "H104", "H106", "H107", "H108", "H113", "H114")  # the program does it again
-_COLLECT_MORE = ("H101", "H105", "H109", "H112", "H115")  # what a rank did instead, or what broke, is not known
+# The program does it again.
+_FIX_FIRST = ("H102", "H103", "H104", "H106", "H107", "H108", "H113", "H114", "H118", "H119")
+# What a rank did instead, or what broke, is not known.
+_COLLECT_MORE = ("H101", "H105", "H109", "H110", "H111", "H112", "H115", "H116", "H117", "H120")
 
 
 def join_logs(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
@@ -54,7 +56,6 @@ def _with_log(finding: Finding, own: Finding) -> Finding:
 def _with_action(finding: Finding) -> Finding:
     if finding.action or not _is_hang(finding):
         return finding
-    action: Action = (
-        "fix-first" if finding.code in _FIX_FIRST else "collect-more" if finding.code in _COLLECT_MORE else ""
-    )
+    is_own = finding.code in _FIX_FIRST or (finding.code == "H116" and finding.location is not None)  # it raised
+    action: Action = "fix-first" if is_own else "collect-more" if finding.code in _COLLECT_MORE else ""
     return msgspec.structs.replace(finding, action=action)

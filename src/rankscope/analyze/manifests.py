@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rankscope.analyze.derived import derived
+from rankscope.model.numbers import integer, is_number
 from rankscope.model.tables import MISSING, Trace
 
 _BY_ITSELF = "exit"
@@ -55,11 +56,11 @@ def _find_nodes(trace: Trace) -> list[Node]:
     here: dict[int, Node] = {}
     n_nodes = size = 0
     for row in trace.table("manifests").rows():
-        told = msgspec.json.decode(row["environment"]) if row["environment"] else {}
-        numbers = [told.get(name, "") for name in ("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")]
-        if not all(number.isdecimal() for number in numbers) or row["local_rank"] == MISSING:
+        variables = msgspec.json.decode(row["environment"]) if row["environment"] else {}
+        numbers = [variables.get(name, "") for name in ("GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+        if not all(is_number(str(number)) for number in numbers) or row["local_rank"] == MISSING:
             return []
-        number, n_nodes, size = map(int, numbers)
+        number, n_nodes, size = (integer(str(number)) for number in numbers)
         first = row["rank"] - row["local_rank"]
         here[number] = Node(number, row["host"], tuple(range(first, first + size)), True)
     if not here or n_nodes * size > _MAX_RANKS:

@@ -9,9 +9,9 @@ import msgspec
 
 from rankscope.model.finding import Finding
 
-_ENDED, _AT_INIT, _EXIT_HANG, _LEFT, _FAILED = "H116", "H117", "H118", "H119", "H120"
+_ENDED, _AT_INIT, _EXIT_HANG, _LEFT, _FAILED, _LATE = "H116", "H117", "H118", "H119", "H120", "H121"
 # What ranks that wait, or are gone, look like when another rank has ended or never came.
-_WAITS = ("H101", "H105", "H109", "H112", "H113", "H115", "H118", "H119")
+_WAITS = ("H101", "H105", "H109", "H112", "H113", "H115", "H118", "H119", "H121")
 # What an exception of a rank says that lost a peer, where the log alone cannot know it.
 _VICTIM = re.compile(r"/gloo/.*(closed by peer|reset by peer|Broken pipe|[Tt]imed out)")
 _KILLED = "killed or it crashed"  # as the collector reports a rank that did not close its files
@@ -19,7 +19,7 @@ _KILLED = "killed or it crashed"  # as the collector reports a rank that did not
 
 def settle(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
     """The findings that remain, and those that follow from how the job ended."""
-    for code in (_ENDED, _AT_INIT, _LEFT, _EXIT_HANG):
+    for code in (_ENDED, _AT_INIT, _LATE, _LEFT, _EXIT_HANG):
         cause = next((each for each in findings if each.code == code and each.severity != "info"), None)
         if cause is not None:
             return _explained(findings, cause)

@@ -11,6 +11,7 @@ from rankscope.analyze.hangs.standing import OutsideWait, outside_waits
 from rankscope.analyze.judging import importance
 from rankscope.analyze.registry import find_rule
 from rankscope.model.finding import Check, Evidence, Finding, ranks_phrase
+from rankscope.model.numbers import is_number
 from rankscope.model.tables import Trace
 
 # Verdicts that a rank which waits for another world gets: by itself it looks stuck.
@@ -113,7 +114,7 @@ def _shared_waits(world: Judged, worlds: Sequence[Judged]) -> dict[int, Held]:
     held = {}
     for number, finding in enumerate(world.findings):
         group, call = finding.group, finding.collective
-        if finding.rule not in _LOOKS_WHOLE or not group or not call or not group.inferred or group.name.isdigit():
+        if finding.rule not in _LOOKS_WHOLE or not group or not call or not group.inferred or is_number(group.name):
             continue
         for other in worlds:
             newest = _newest_seq(other.trace, group.name) if other is not world else None

@@ -45,6 +45,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help="read twice, this far apart, and report which ranks made progress",
     )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="also contact the workers that the server names on other hosts than the one given",
+    )
     output.add_live_options(parser, TIMEOUT_S, "each rank")
 
 
@@ -56,7 +61,7 @@ def run(args: Namespace) -> int:
 
     if args.output:
         check_dump_folder(args.output)
-    job = find_job(args.urls, args.timeout)
+    job = find_job(args.urls, args.timeout, follow=args.follow)
     before = _visit(job, args, None) if args.watch else None
     if before:
         wait_until(before.moment + args.watch)

@@ -145,11 +145,11 @@ def _say_extent(n_nodes: int, is_cut: bool, args: Namespace) -> None:
     from rankscope.model.finding import count_noun
 
     if is_cut:
-        sys.stderr.write(f"Stopped after {count_noun(n_nodes, 'node')}: the file has more, --limit 0 writes all\n")
+        output.tell(f"Stopped after {count_noun(n_nodes, 'node')}: the file has more, --limit 0 writes all")
     elif args.action == "to-dot" and n_nodes > MANY_DRAWN:
-        sys.stderr.write(f"{n_nodes:,} nodes are more than most programs can lay out: see --limit\n")
+        output.tell(f"{n_nodes:,} nodes are more than most programs can lay out: see --limit")
     if args.output:
-        sys.stderr.write(f"Wrote {count_noun(n_nodes, 'node')} to {args.output}\n")
+        output.tell(f"Wrote {count_noun(n_nodes, 'node')} to {args.output}")
 
 
 # Validate

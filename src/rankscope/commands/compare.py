@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
@@ -49,7 +48,7 @@ def run(args: Namespace) -> int:
     lines = _lines(changes, chosen, args)
     if args.output:
         output.write_file(args.output, lines, args.force)
-        sys.stderr.write(f"Wrote the comparison to {args.output}\n")
+        output.tell(f"Wrote the comparison to {args.output}")
     else:
         output.print_lines(lines)
     return exit_code(changes, args.fail_on)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
@@ -71,9 +70,9 @@ def run(args: Namespace) -> int:
     with Progress() as progress:
         trees = _write(trace, report, args, progress)
     for line in damage[:_MAX_LISTED]:
-        sys.stderr.write(f"{line}\n")
+        output.tell(f"{line}")
     if len(damage) > _MAX_LISTED:
-        sys.stderr.write(f"{len(damage) - _MAX_LISTED:,} more are damaged\n")
+        output.tell(f"{len(damage) - _MAX_LISTED:,} more are damaged")
     _show(trace, report, trees, args)
     _present(trees, args)
     return 1 if damage else exit_code(report, args.fail_on)
@@ -111,7 +110,7 @@ def _choose_run(trace: Trace, args: Namespace) -> None:
         return
     n_runs, n_logs = len(set(runs[is_earlier].tolist())), int(is_earlier.sum())
     left_out = f"{count_noun(n_logs, 'log')} of {count_noun(n_runs, 'earlier run')}"
-    sys.stderr.write(f"The report covers the newest run; {left_out} {'is' if n_logs == 1 else 'are'} left out\n")
+    output.tell(f"The report covers the newest run; {left_out} {'is' if n_logs == 1 else 'are'} left out")
     if args.latest:
         _drop_files(trace, set(logs.array("file_id")[is_earlier].tolist()))
 
@@ -154,7 +153,7 @@ def _write(trace: Trace, report: Report, args: Namespace, progress: Progress) ->
         progress=progress,
     )
     if "trace" not in trace.table("compile_logs").text("source").tolist():
-        sys.stderr.write(f"No report: TORCH_LOGS text has no graphs or code; {RECORD_HINT}\n")
+        output.tell(f"No report: TORCH_LOGS text has no graphs or code; {RECORD_HINT}")
         return []
     if _is_file(args.output):
         _write_file(trace, report, args.output, options)
@@ -174,7 +173,7 @@ def _write_file(trace: Trace, report: Report, path: str, options: TreeOptions) -
     with whole_file(path) as part:  # a page that was cut off would look whole
         packed = write_single(trace, report, part, options, pack)
     if packed.note:
-        sys.stderr.write(f"{path}: {packed.note}\n")
+        output.tell(f"{path}: {packed.note}")
 
 
 def _show(trace: Trace, report: Report, trees: Sequence[RankTree], args: Namespace) -> None:

@@ -37,7 +37,7 @@ def run_compare(args: Namespace) -> int:
     lines = _lines(changes, chosen, None if destination else output.text_width(sys.stdout))
     if destination:
         output.write_file(destination, lines, args.force)
-        sys.stderr.write(f"Wrote the comparison to {destination}\n")
+        output.tell(f"Wrote the comparison to {destination}")
     else:
         output.print_lines(lines)
     return int(changes.is_worse)

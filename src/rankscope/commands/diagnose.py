@@ -65,14 +65,13 @@ def run(args: Namespace) -> int:
 
 
 def show(report: Report, chosen: str, args: Namespace) -> None:
-    import sys
 
     from rankscope.model.finding import count_noun
 
     lines = load_renderer(chosen)(report, _options(report, args))
     if args.output:
         output.write_file(args.output, lines, args.force)
-        sys.stderr.write(f"Wrote {count_noun(len(report.findings), 'finding')} to {args.output}\n")
+        output.tell(f"Wrote {count_noun(len(report.findings), 'finding')} to {args.output}")
     else:
         output.print_lines(lines)
 

@@ -35,6 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         default="trace",
         help="with --to chakra: name the files NAME.<rank>.et (default: trace)",
     )
+    output.add_raw_option(parser)
     add_durations_options(parser)
     add_reading_options(parser)
 
@@ -57,7 +58,7 @@ def run(args: Namespace) -> int:
     from rankscope.model.tables import SCHEMA
 
     trace = load_trace(args)
-    n_rows = save_database(connect(trace), {name: name for name in SCHEMA}, args.output, chosen)
+    n_rows = save_database(connect(trace), {name: name for name in SCHEMA}, args.output, chosen, args.raw_csv)
     if args.json:
         output.print_json({"path": args.output, "format": chosen, "n_rows": n_rows})
     else:
@@ -93,22 +94,25 @@ def check_destination(path: str, chosen: str, force: bool) -> None:
         )
 
 
-def save_database(connection: DuckDBPyConnection, tables: Mapping[str, str], path: str, chosen: str) -> dict[str, int]:
-    from rankscope.render.database_files import write_database
+def save_database(
+    connection: DuckDBPyConnection, tables: Mapping[str, str], path: str, chosen: str, is_raw: bool = False
+) -> dict[str, int]:
+    from rankscope.render.database_files import guarded_tables, write_database
+
+    if chosen == "csv" and not is_raw:
+        tables = guarded_tables(connection, tables)
 
     with Progress() as progress:
         return write_database(connection, tables, path, chosen, progress)
 
 
 def report_written(path: str, chosen: str, n_rows: Mapping[str, int]) -> None:
-    import sys
-
     from rankscope.model.finding import count_noun
 
     n_tables = sum(count > 0 for count in n_rows.values())
-    sys.stderr.write(
+    output.tell(
         f"Wrote {count_noun(sum(n_rows.values()), 'row')} in {count_noun(n_tables, 'table')} to {path} ({chosen})\n"
-        f"Next: {_next_command(path.rstrip(os.sep), chosen, max(n_rows, key=lambda name: n_rows[name]))}\n"
+        f"Next: {_next_command(path.rstrip(os.sep), chosen, max(n_rows, key=lambda name: n_rows[name]))}"
     )
 
 

@@ -26,6 +26,7 @@ _REASONS = {
     "edges_backwards": "dependencies left out: they point to later nodes and would form a cycle",
     "calls_unplaced": "collectives left out: neither their operator nor their kernel was recorded",
     "calls_unknown": "collectives written as computation: Chakra has no type for them",
+    "calls_memberless": "collectives written as computation: no trace shows their group or peer",
     "calls_sizeless": "collectives written with 1 byte: simulators never finish a collective of 0 bytes",
 }
 _HEADS = ("rank", "nodes", "operators", "host time", "kernels", "collectives", "sends", "recvs", "ctrl", "data", "file")

@@ -18,6 +18,7 @@ from rankscope.commands.loading import (
     replica_shift,
 )
 from rankscope.errors import UsageError
+from rankscope.render.escape import escape
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -150,7 +151,6 @@ def _save(trace: Trace, chosen: str, path: str) -> None:
 
 
 def _save_for_torch(trace: Trace, path: str) -> None:
-    import sys
 
     from rankscope.model.finding import count_noun
     from rankscope.render.torch_layout import torch_database
@@ -161,10 +161,10 @@ def _save_for_torch(trace: Trace, path: str) -> None:
     with whole_file(path) as part, open(part, "xb") as file:
         dump_for_torch(database, file)
     n_collectives, n_calls = len(database.collectives), len(database.ncclcalls)
-    sys.stderr.write(
+    output.tell(
         f"Wrote {count_noun(n_collectives, 'collective')} of {count_noun(n_calls, 'call')} to {path} (torch's layout)\n"
         f'Next, where torch is installed: python -c "import pickle; '
-        f"types, db = pickle.load(open({path!r}, 'rb')); print(db.collectives[-1])\"\n"
+        f"types, db = pickle.load(open({path!r}, 'rb')); print(db.collectives[-1])\""
     )
 
 
@@ -238,9 +238,9 @@ def _print_entries(trace: Trace, selection: Selection, args: Namespace) -> int:
         stacks = {"stacks": stack_records(trace, selection.calls)} if args.print_stack_trace else {}
         output.print_json({"columns": table.columns, "rows": rows, "notes": notes, **stacks})
         return 0
-    output.print_lines(side_by_side_lines(table, output.text_width(sys.stdout)))
+    output.print_lines(map(escape, side_by_side_lines(table, output.text_width(sys.stdout))))
     if args.print_stack_trace:
-        output.print_lines(["", *stack_lines(trace, selection.calls)])
+        output.print_lines(map(escape, ["", *stack_lines(trace, selection.calls)]))
     output.print_lines([*(["", *notes] if notes else []), "", f"Next: rankscope {_quoted(args.paths)}"])
     return 0
 
@@ -274,7 +274,7 @@ def _print_analysis(trace: Trace, selection: Selection, args: Namespace) -> int:
         sections.append(list(mismatch_lines(mismatches, n_left, statuses, os.getcwd())))
         sections += _detail_sections(trace, selection, args)
         for section in filter(None, sections):
-            output.print_lines([*section, ""])
+            output.print_lines(map(escape, [*section, ""]))
         _print_verdict(report, args)
     return exit_code(report, "error")
 

@@ -27,12 +27,13 @@ def run_job(
     environment: Mapping[str, str],
     on_request: Callable[[int], None],
     kept: KeptOutput | None = None,
+    on_start: Callable[[int], None] = lambda group: None,
 ) -> int:
     """Runs the job. Returns its exit code, 128 + n when signal n killed it. OSError: it cannot be started.
 
     SIGUSR2 calls `on_request` and is not passed on: it would end every process that does not expect it. Other signals
     call it too before they are passed on, as they may end the job.
-    What it prints goes through `kept`, if given.
+    What it prints goes through `kept`, if given. `on_start` gets its process group.
     The job has its own process group: Ctrl-C on the terminal reaches only us, and is passed on once, to all of it.
     """
     job = _Job(on_request)
@@ -45,7 +46,7 @@ def run_job(
     try:
         sys.stdout.flush()
         try:
-            job.start(command, environment, kept)
+            on_start(job.start(command, environment, kept))
         finally:
             if kept is not None:
                 kept.job_started()
@@ -70,13 +71,14 @@ class _Job:
         self._has_terminal = False
         self._passed_on: dict[int, float] = {}  # signal -> when it came last
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], kept: KeptOutput | None) -> None:
+    def start(self, command: Sequence[str], environment: Mapping[str, str], kept: KeptOutput | None) -> int:
         own_group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
         out, err = (kept.stdout, kept.stderr) if kept is not None else (None, None)
         self._process = subprocess.Popen([*command], env=dict(environment), stdout=out, stderr=err, **own_group)
         self._group = self._process.pid
         for number in self._waiting:
             self._send(number)
+        return self._group
 
     def wait(self) -> int:
         while True:

@@ -14,7 +14,7 @@ from rankscope.errors import InputError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rankscope.analyze.metric import Metric, Parameter, Selection
     from rankscope.model.tables import Table, Trace
@@ -49,6 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, help="output format (default: table)")
     parser.add_argument("--json", action="store_true", help="same as --format json")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE: .json, .csv or .txt")
+    output.add_raw_option(parser)
     parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
     add_reading_options(parser)
 
@@ -249,16 +250,19 @@ def _rows(
     shown = table.take(np.arange(limit)) if 0 < limit < len(table) else table
     if chosen == "table":
         return _page(shown, [*heading, *_moment_note(table, zero_ns)], notes, len(table), zero_ns)
-    from rankscope.render.query_rows import csv_lines, json_lines
+    from rankscope.render.query_rows import json_lines
 
     heads, rows = list(shown.columns), plain_rows(shown)
-    return json_lines(heads, rows) if chosen == "json" else csv_lines(heads, rows, not args.output and _is_terminal())
+    return json_lines(heads, rows) if chosen == "json" else _csv(heads, rows, args)
 
 
-def _is_terminal() -> bool:
+def _csv(heads: list[str], rows: Iterable[Sequence[Any]], args: Namespace) -> Iterator[str]:
     import sys
 
-    return sys.stdout.isatty()
+    from rankscope.render.query_rows import csv_lines
+
+    to_terminal = not args.output and sys.stdout.isatty()
+    return csv_lines(heads, rows, to_terminal=to_terminal, is_raw=args.raw_csv)
 
 
 def _moment_note(table: Table, zero_ns: int) -> list[str]:

@@ -110,8 +110,27 @@ def text_width(stream: TextIO) -> int | None:
     return max(MIN_WIDTH, min(shutil.get_terminal_size().columns, MAX_WIDTH))
 
 
+def add_raw_option(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--raw-csv",
+        action="store_true",
+        help="in CSV, leave text as it is, even where a spreadsheet would run it as a formula",
+    )
+
+
 def print_lines(lines: Iterable[str]) -> None:
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+    """The only way to standard output: whatever a trace holds, a terminal gets no escape sequence of it."""
+    from rankscope.render.escape import harmless
+
+    shown = map(harmless, lines) if sys.stdout.isatty() else lines
+    sys.stdout.writelines(f"{line}\n" for line in shown)
+
+
+def tell(text: str) -> None:
+    """The only way to standard error for what is not the result, line by line."""
+    from rankscope.render.escape import escape
+
+    sys.stderr.writelines(f"{escape(line)}\n" for line in text.split("\n"))
 
 
 def print_json(value: Any) -> None:

@@ -11,13 +11,13 @@ import io
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
+from rankscope.commands import output
 from rankscope.commands.serving import ADDRESS, LocalHandler, LocalServer, Refusal
 from rankscope.errors import RankscopeError
 
@@ -168,9 +168,9 @@ def _complain(path: str, error: Exception) -> None:
     from rankscope.render.escape import escape
 
     hint = error.hint if isinstance(error, RankscopeError) else "run it again with RANKSCOPE_DEBUG=1 for the traceback"
-    sys.stderr.write(f"error: {escape(path)}: {escape(f'{type(error).__name__}: {error}')}\n")
+    output.tell(f"error: {escape(path)}: {escape(f'{type(error).__name__}: {error}')}")
     if hint:
-        sys.stderr.write(f"  = fix: {escape(hint)}\n")
+        output.tell(f"  = fix: {escape(hint)}")
     if os.environ.get("RANKSCOPE_DEBUG"):
         import traceback
 

@@ -41,6 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="same as --format json")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE: .json, .csv, .parquet or .txt")
     parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
+    output.add_raw_option(parser)
     add_reading_options(parser)
 
 
@@ -118,7 +119,7 @@ def _write_rows(connection: DuckDBPyConnection, trace: Trace, chosen: str, args:
     with Progress() as progress:
         progress(0, 0, "running the query")
         heads, batches = _run_sql(connection, args.sql)
-    lines = _lines(chosen, heads, batches, to_file=bool(args.output))
+    lines = _lines(chosen, heads, batches, args)
     if args.output:
         output.write_file(args.output, lines, args.force)
         _say_written(args.output)
@@ -170,7 +171,7 @@ def _without_repeats(heads: list[str]) -> list[str]:
     return distinct
 
 
-def _lines(chosen: str, heads: list[str], rows: Iterator[Sequence[Any]], to_file: bool) -> Iterator[str]:
+def _lines(chosen: str, heads: list[str], rows: Iterator[Sequence[Any]], args: Namespace) -> Iterator[str]:
     import sys
 
     from rankscope.render.query_rows import csv_lines, json_lines
@@ -178,9 +179,10 @@ def _lines(chosen: str, heads: list[str], rows: Iterator[Sequence[Any]], to_file
     if chosen == "json":
         yield from json_lines(heads, rows)
     elif chosen == "csv":
-        yield from csv_lines(heads, rows, to_terminal=not to_file and sys.stdout.isatty())
+        to_terminal = not args.output and sys.stdout.isatty()
+        yield from csv_lines(heads, rows, to_terminal=to_terminal, is_raw=args.raw_csv)
     else:
-        yield from _table_lines(heads, list(rows), None if to_file else output.text_width(sys.stdout))
+        yield from _table_lines(heads, list(rows), None if args.output else output.text_width(sys.stdout))
 
 
 def _table_lines(heads: list[str], rows: list[Sequence[Any]], width: int | None) -> Iterator[str]:
@@ -193,9 +195,8 @@ def _table_lines(heads: list[str], rows: list[Sequence[Any]], width: int | None)
 
 
 def _say_written(path: str) -> None:
-    import sys
 
-    sys.stderr.write(f"Wrote the rows to {path}\n")
+    output.tell(f"Wrote the rows to {path}")
 
 
 # What is wrong with a statement

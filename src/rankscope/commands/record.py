@@ -6,6 +6,7 @@ import sys
 from argparse import REMAINDER, ArgumentTypeError
 from typing import TYPE_CHECKING, Any
 
+from rankscope.commands import output
 from rankscope.commands.output import positive_seconds
 from rankscope.errors import InputError, OutputError, RankscopeError, UsageError
 
@@ -72,6 +73,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     limits.add_argument(
         "--max-size", metavar="SIZE", type=parse_size, help="disk space per rank, for example 500M (default: 4G)"
     )
+    parser.add_argument(
+        "--end-with-launcher",
+        action="store_true",
+        help="if this command is killed, end the job too (default: the job runs on, as with a shell)",
+    )
     parser.add_argument("--no-diagnose", action="store_true", help="do not diagnose when the job ends")
 
 
@@ -106,7 +112,8 @@ def run(args: Namespace) -> int:
     folder = _claim(args.output, run_id)
     about = {"id": run_id, **_started(command)}
     n_before = child_exits.n_killed_for_memory()
-    about["exit_code"] = code = _run_job(command, _placed(wanted, folder, run_id), about)
+    placed = _placed(wanted, folder, run_id)
+    about["exit_code"] = code = _run_job(command, placed, about, ends_job=args.end_with_launcher)
     n_after = child_exits.n_killed_for_memory()
     about["n_killed_for_memory"] = None if n_before is None or n_after is None else n_after - n_before
     _tell("", f"the job ended with exit code {code}")
@@ -267,7 +274,7 @@ def _started(command: list[str]) -> dict[str, Any]:
     return {"command": telling_command(command), "started_ns": _now(), "ended_ns": None, "exit_code": None}
 
 
-def _run_job(command: list[str], wanted: Settings, about: dict[str, Any]) -> int:
+def _run_job(command: list[str], wanted: Settings, about: dict[str, Any], *, ends_job: bool) -> int:
     import shutil
     from pathlib import Path
 
@@ -275,17 +282,20 @@ def _run_job(command: list[str], wanted: Settings, about: dict[str, Any]) -> int
     from rankscope.collect.launching import nsys
     from rankscope.collect.launching.environment import job_environment
     from rankscope.commands.job_process import run_job
+    from rankscope.commands.launcher_watch import watched
 
     environment = job_environment(wanted)
     _tell(*environment.notes)
     if wanted.nsys and shutil.which(nsys.PROGRAM) is None:
         _tell("nsys is not on the PATH: nothing is collected from Nsight Systems; everything else is")
     manifest.write_whole(Path(wanted.folder), about)
-    kept = _keep_output(Path(wanted.folder)) if wanted.output else None
-    try:
-        return run_job(command, environment.variables, lambda number: _ask_ranks(Path(wanted.folder), number), kept)
-    except OSError as error:
-        raise UsageError(f"cannot run {command[0]}: {error.strerror or error}", "check its permissions") from None
+    folder = Path(wanted.folder)
+    with watched(folder, about, ends_job=ends_job) as on_start:  # before there are threads: it forks
+        kept = _keep_output(folder) if wanted.output else None
+        try:
+            return run_job(command, environment.variables, lambda number: _ask_ranks(folder, number), kept, on_start)
+        except OSError as error:
+            raise UsageError(f"cannot run {command[0]}: {error.strerror or error}", "check its permissions") from None
 
 
 def _keep_output(folder: Path) -> KeptOutput | None:
@@ -336,7 +346,7 @@ def _diagnose(folder: Path) -> None:
     args = build_parser().parse_args(["diagnose", str(folder)])
     try:
         with redirect_stdout(sys.stderr):
-            sys.stderr.write("\n")
+            output.tell("")
             args.run(args)
     except RankscopeError as error:
         _tell(f"no diagnosis: {error.message}")

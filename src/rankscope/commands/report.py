@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 from rankscope.commands import output
@@ -109,13 +108,13 @@ def _tell(report: Report, written: Written, args: Namespace) -> None:
         record = {"path": args.output, "n_bytes": written.n_bytes, "left_out": written.remarks, "found": counts}
         output.print_json({**record, "findings": report.findings})
         return
-    sys.stderr.write(f"Wrote {args.output} ({n_bytes_phrase(written.n_bytes)}). {found_phrase(report)}.\n")
+    output.tell(f"Wrote {args.output} ({n_bytes_phrase(written.n_bytes)}). {found_phrase(report)}.")
     for remark in written.remarks:
-        sys.stderr.write(f"  = note: {escape(remark)}\n")
+        output.tell(f"  = note: {escape(remark)}")
     if report.findings:
-        sys.stderr.write(f"{verdict_line(report)}\n")
+        output.tell(f"{verdict_line(report)}")
     if not args.open:
-        sys.stderr.write(f"Next: open {args.output} in a browser\n")
+        output.tell(f"Next: open {args.output} in a browser")
 
 
 def verdict_line(report: Report) -> str:

@@ -58,7 +58,7 @@ def listening(port: int | None) -> PageServer:
     except OSError as error:
         if port is not None:
             raise listening_failed(port, error, "choose another port, or --port 0 for a free one") from error
-    sys.stderr.write(f"Port {DEFAULT_PORT} is in use; using another one\n")
+    output.tell(f"Port {DEFAULT_PORT} is in use; using another one")
     return PageServer(0)
 
 
@@ -85,8 +85,8 @@ def _tell(url: str, report: Report, args: Namespace) -> None:
         output.print_json({"url": url})
         sys.stdout.flush()  # whoever waits for the address would wait until the end
     elif report.findings:
-        sys.stderr.write(f"{verdict_line(report)}\n")
-    sys.stderr.write(f"Serving the page at {url} until Ctrl-C\n")
+        output.tell(f"{verdict_line(report)}")
+    output.tell(f"Serving the page at {url} until Ctrl-C")
 
 
 def _port(text: str) -> int:

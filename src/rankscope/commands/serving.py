@@ -9,14 +9,17 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+from rankscope.commands import output
 from rankscope.errors import OutputError
 
 ADDRESS = "127.0.0.1"
 _NAMES = (ADDRESS, "localhost")
+_PATIENCE_S = 5  # while all threads are taken, the next connection waits so long
 _IDLE_S = 60  # after this a connection that says nothing is closed
 _HEADERS = {
     "Allow": "GET, HEAD",
@@ -76,7 +79,26 @@ class LocalHandler(BaseHTTPRequestHandler):
 
 
 class LocalServer(ThreadingHTTPServer):
-    """One thread per connection: browsers open some that they do not use."""
+    """One thread per connection, up to a limit: browsers open some that they do not use."""
+
+    daemon_threads = True
+    max_threads = 32
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._free = threading.BoundedSemaphore(self.max_threads)
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(timeout=_PATIENCE_S):
+            super().process_request(request, client_address)
+        else:  # all are taken, and none ends: whoever takes them gains nothing by more
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     allow_reuse_address = os.name == "posix"  # elsewhere two servers could share a port
 
@@ -103,7 +125,7 @@ def serve_until_interrupted(server: LocalServer, open_browser: bool) -> None:
     try:
         server.serve_forever()
     except KeyboardInterrupt:
-        sys.stderr.write("\n")
+        output.tell("")
 
 
 class _ReportHandler(LocalHandler, SimpleHTTPRequestHandler):
@@ -127,5 +149,5 @@ def report_server(folder: str, port: int) -> LocalServer:
 def serve_report(folder: str, port: int, open_browser: bool) -> None:
     """Until Ctrl-C. For where file:// does not work: containers, remote editors."""
     with report_server(folder, port) as server:
-        sys.stderr.write(f"Serving the report at {server.url} until Ctrl-C\n")
+        output.tell(f"Serving the report at {server.url} until Ctrl-C")
         serve_until_interrupted(server, open_browser)

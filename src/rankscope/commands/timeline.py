@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -121,7 +120,8 @@ def run(args: Namespace) -> int:
         written = write_timeline(trace, report.shown_findings, args.output, cut, args.max_events, progress)
     if args.json:
         output.print_json(_described(written, cut, args.output))
-    sys.stderr.writelines(f"{line}\n" for line in _summary(written, args))
+    for line in _summary(written, args):
+        output.tell(line)
     return 0
 
 

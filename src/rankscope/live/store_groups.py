@@ -12,6 +12,7 @@ import msgspec
 
 from rankscope.collect.desync.report import Group, GroupState, MemberState, read_group
 from rankscope.collect.desync.values import StateKey, detail_key, end_key, parse_key, start_key
+from rankscope.model.numbers import integer, is_number, rank_number
 from rankscope.read.tcp_store import TcpStore
 
 _WORLD = "0"  # what torch calls the group of all ranks
@@ -129,12 +130,14 @@ class Tracker(NamedTuple):
     @property
     def of_group(self) -> str:
         """The prefix of the group itself."""
-        return re.sub(r"[^/]+/+$", "", self.prefix) if self.is_torch else self.prefix
+        if not self.is_torch or not self.prefix.endswith("/"):
+            return self.prefix
+        return self.prefix[: self.prefix.rstrip("/").rfind("/") + 1]
 
     @property
     def attempt(self) -> int:
         match = _ATTEMPT.search(self.prefix)
-        return int(match.group(1)) if match else -1
+        return rank_number(match.group(1)) if match else -1
 
 
 class Found(NamedTuple):
@@ -197,7 +200,7 @@ def _unseen(groups: Iterable[TrackedGroup]) -> Iterator[str]:
 
 def _order(tracked: TrackedGroup) -> tuple[int, str, str]:
     name = tracked.group.name
-    return (int(name) if name.isdecimal() and len(name) < 10 else 1 << 40, name, tracked.group.key)
+    return (integer(name) if is_number(name) else 1 << 40, name, tracked.group.key)
 
 
 def _state_keys(keys: Iterable[str], prefix: str) -> Iterator[StateKey]:
@@ -212,8 +215,8 @@ def _gloo_sizes(keys: Iterable[str]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for key in keys:
         match = _GLOO_RANK.fullmatch(key)
-        if match and int(match["rank"]) < _MAX_SIZE:
-            sizes[match["prefix"]] = max(sizes.get(match["prefix"], 0), int(match["rank"]) + 1)
+        if match and 0 <= rank_number(match["rank"]) < _MAX_SIZE:
+            sizes[match["prefix"]] = max(sizes.get(match["prefix"], 0), rank_number(match["rank"]) + 1)
     return sizes
 
 

@@ -62,12 +62,12 @@ CALL_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "clocks",
-        "How far the clock of each rank is from the common one, from all sources together.",
+        "How far the clock of each rank is from the common one: one clock per host, from all sources together.",
         """
         rank          int32  Global rank.
         host          text   Host of the clock, if known.
         offset_ns     int64  How far its times are ahead of the common clock.
-        error_ns      int64  How far off the offset may be; NULL if the clock was used as it is.
+        error_ns      int64  How far off the offset may be; 0 on a single host; NULL if the clock was used as it is.
         origin        text   What the offset comes from: profiler, recorder or collector.
         """,
         "derived",

@@ -7,6 +7,8 @@ from functools import partial
 from rankscope.model.schema import Missing, TableSpec, spec
 
 EARLIER_MOMENT = "is from an earlier time"  # so begins files.problem of a stale dump that is from this very run
+# So ends files.problem of an archive or a folder of which not all could be looked into.
+MAY_HOLD_MORE = "what else is in it is unknown"
 _spec = partial(spec, source="ranks")
 _NO_DUMPS = Missing(
     "no Flight Recorder dumps in this capture",

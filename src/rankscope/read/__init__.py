@@ -7,6 +7,7 @@ from ast import literal_eval
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, cast
 
+from rankscope.model.numbers import integer
 from rankscope.model.parts import Module, load_module, other_modules, own_modules
 from rankscope.model.tables import Part, Table
 from rankscope.read.files import Source
@@ -56,5 +57,5 @@ def other_readers() -> tuple[Unloaded, ...]:
 
 def _in_order(modules: Sequence[Module]) -> tuple[Unloaded, ...]:
     named = [module for module in modules if "NAME" in module.names]
-    named.sort(key=lambda module: int(module.names.get("ORDER", 0)))
+    named.sort(key=lambda module: integer(module.names.get("ORDER"), default=0))
     return tuple(Unloaded(module.name, literal_eval(module.names.get("MARKS", "()"))) for module in named)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.model.numbers import whole
 from rankscope.model.tables import MISSING, Array, Table, Text, distinct
 from rankscope.read.stale_dumps import MAX_APART_NS
 from rankscope.read.two_recorders import OWN
@@ -30,7 +31,7 @@ class _Dump:
 
     @property
     def file_id(self) -> int:
-        return int(self.row["file_id"])
+        return whole(self.row["file_id"])
 
     def is_beside(self, other: _Dump) -> bool:
         """Whether both can be of one process at one time."""
@@ -87,7 +88,7 @@ def _dump(tables: Mapping[str, Table], row: dict[str, Any]) -> _Dump:
     members = {
         group["name"]: group["members"] for group in config if group["file_id"] == row["file_id"] and group["name"]
     }
-    return _Dump(row, backends, groups, members, int(created.min()), int(created.max()))
+    return _Dump(row, backends, groups, members, whole(created.min()), whole(created.max()))
 
 
 def _part_shared_groups(tables: dict[str, Table], processes: Sequence[Sequence[_Dump]]) -> None:
@@ -145,7 +146,7 @@ def _joined_calls(calls: Table, stands_for: Mapping[int, int]) -> Table:
         rows = np.flatnonzero(file == joined)
         sorted_rows = rows[np.argsort(time[rows], kind="stable")]
         order[rows] = sorted_rows
-        ids[sorted_rows] = int(ids[rows].min()) + np.arange(len(rows))
+        ids[sorted_rows] = whole(ids[rows].min()) + np.arange(len(rows))
     return calls.replaced({"record_id": ids}).take(order)
 
 

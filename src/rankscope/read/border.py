@@ -11,6 +11,7 @@ from types import FrameType
 
 from rankscope.errors import BadFileError, RankscopeError
 from rankscope.model.border import PLEASE_REPORT, bug_text, bugs_are_raised
+from rankscope.model.numbers import MAX_RANKS
 from rankscope.model.tables import Part, Table, Text
 from rankscope.read import Reader
 from rankscope.read.files import Source
@@ -20,6 +21,7 @@ from rankscope.read.files import Source
 CPU_S, CPU_S_PER_MB = 60.0, 10.0
 ROWS, ROWS_PER_BYTE = 1 << 20, 20
 NAMES, NAMES_PER_BYTE = 1 << 19, 10
+_RANK_COLUMNS = frozenset(("rank", "world_size", "local_rank", "group_rank", "member", "peer"))
 _HINT = "it is corrupt or malicious: copy it again, or remove it from the folder"
 
 
@@ -49,6 +51,10 @@ def read_bounded(reader: Reader, source: Source, *, is_limited: bool = True) -> 
         raise BadFileError(f"takes longer to read than any file of its size ({seconds:.0f} s)", _HINT) from error
     except (MemoryError, RecursionError) as error:
         raise BadFileError("needs an absurd amount of memory or nesting", _HINT) from error
+    except OverflowError as error:
+        raise BadFileError("has a number that is larger than any trace's", _HINT) from error
+    except UnicodeError as error:
+        raise BadFileError("has text that is not UTF-8", _HINT) from error
     except (OSError, EOFError, zlib.error) as error:
         raise BadFileError(f"cannot be read: {str(error) or type(error).__name__}", "copy the file again") from error
     except Exception as error:
@@ -66,12 +72,33 @@ def _counted(reader: Reader, source: Source) -> Iterator[Table | Part]:
     for result in reader.read(source):
         n_rows += result.n_rows
         if isinstance(result, Table):
+            _check_ranks(result)
+            _mend_text(result)
             n_names += sum(len(column.values) for column in result.columns.values() if isinstance(column, Text))
         if n_rows > ROWS + ROWS_PER_BYTE * source.n_bytes:
             raise BadFileError(f"has over {n_rows - 1:,} rows, more than any file of its size", _HINT)
         if n_names > NAMES + NAMES_PER_BYTE * source.n_bytes:
             raise BadFileError(f"has over {n_names - 1:,} different names, more than any file of its size", _HINT)
         yield result
+
+
+def _check_ranks(table: Table) -> None:
+    """Ranks are ids, but what is shown by rank is as long as the job is large."""
+    for name in _RANK_COLUMNS & table.columns.keys():
+        largest = table.array(name).max(initial=0)
+        if largest > MAX_RANKS:
+            words = name.replace("_", " ")
+            raise BadFileError(f"says {words} {largest}: no job has more than {MAX_RANKS:,} ranks", _HINT)
+
+
+def _mend_text(table: Table) -> None:
+    """Half a character, as pickles and JSON can hold, is text that no terminal, page or database takes."""
+    for column in table.columns.values():
+        if isinstance(column, Text):
+            try:
+                "".join(column.values).encode()
+            except UnicodeEncodeError:
+                column.values[:] = [value.encode("utf-8", "replace").decode() for value in column.values]
 
 
 @contextmanager

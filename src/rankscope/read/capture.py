@@ -21,7 +21,8 @@ from rankscope.read.batches import Claim as Claim
 from rankscope.read.batches import plan_batches
 from rankscope.read.border import CPU_S, OverBudget, cpu_budget, read_bounded, sniffs
 from rankscope.read.cache import entry_name, is_stored, root_of
-from rankscope.read.files import Source, Unreadable, add_folder_hosts, find_sources, name_source
+from rankscope.read.expected import Expected, expected
+from rankscope.read.files import Source, add_folder_hosts, find_sources, name_source
 from rankscope.read.in_processes import limited_memory, read_in_processes
 from rankscope.read.manifest import drop_parts
 from rankscope.read.merge import Merger, drop_duplicate_ranks
@@ -30,6 +31,7 @@ from rankscope.read.remote import is_url, without_secrets
 from rankscope.read.stale_dumps import LeftOut
 from rankscope.read.torchcomms import number_calls
 from rankscope.read.two_recorders import join_recorders
+from rankscope.read.walking import Unreadable
 from rankscope.read.worlds import files_of_other_worlds, separate_worlds
 
 # Below this, starting processes and sending their results back costs more than it saves.
@@ -153,7 +155,10 @@ def _claim(files: Sequence[Source], options: Options) -> tuple[list[Claim], list
         except BadFileError as error:
             rows.append(_file_row(named, "", "damaged", error.message, error.hint))
             continue
-        if reader is None:
+        due = expected(named.shown, head)
+        if due is not None and (reader is None or due.reader != reader.NAME):
+            rows.append(_file_row(named, due.reader, "damaged", *_not_as_named(due, head)))
+        elif reader is None:
             rows.append(_file_row(named, "", "ignored", "does not have a format that rankscope reads"))
         else:
             # Logs of other tools have names of their own: the numbers in them are no ranks, and the rest is no host.
@@ -171,6 +176,15 @@ def _claim(files: Sequence[Source], options: Options) -> tuple[list[Claim], list
             replace(wanted, workspace=os.path.join(root, entry), scratch=os.path.join(here, f"{entry}-plain"))
         )
     return list(zip(prepared, modules, strict=True)), rows
+
+
+def _not_as_named(due: Expected, head: bytes) -> tuple[str, str]:
+    if not head:
+        return "is empty (0 bytes)", "the process ended before it wrote it, or the copy failed: copy it again"
+    return (
+        f"has the name of {due.what}, but another content, or has lost its beginning",
+        "copy it again; if it is something else, rename it or remove it from the folder",
+    )
 
 
 def _heads(sources: Sequence[Source]) -> Iterator[bytes | BadFileError]:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from rankscope.errors import BadFileError, InputError, UsageError
 from rankscope.model import chakra, protobuf
 from rankscope.model.chakra import ChakraFile, ChakraNode, ChakraStream
+from rankscope.model.numbers import rank_number
 from rankscope.model.protobuf import WireError
 from rankscope.read.chakra_messages import Decoder, MessageError
 from rankscope.read.files import Source
@@ -87,7 +88,7 @@ def _of_prefix(prefix: str) -> list[str]:
 
 def _rank_and_name(name: str) -> tuple[int, str]:
     match = _NAME.fullmatch(name)
-    return int(match["rank"]) if match else -1, name
+    return rank_number(match["rank"]) if match else -1, name
 
 
 # Messages of the file

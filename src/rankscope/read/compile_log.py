@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from rankscope.errors import BadFileError
+from rankscope.model.numbers import rank_number, whole
 from rankscope.model.payloads import MappedLog
 from rankscope.model.tables import MISSING, Array, Table
 from rankscope.read.compile_scan import Scan, Seen
 from rankscope.read.compile_tables import WANTED_KINDS, Record, RowMaker
-from rankscope.read.files import COMPILE_LOG_NAME, Source
+from rankscope.read.file_names import COMPILE_LOG_NAME
+from rankscope.read.files import Source
 from rankscope.read.log_times import LineClock
 from rankscope.read.plain_logs import PlainLog, plain_log
 
@@ -44,9 +46,9 @@ def rank_of_name(name: str) -> int:
     """`dedicated_log_torch_trace_rank_3_x7a_b1.log` -> 3; what follows is random and may hold digits."""
     match = COMPILE_LOG_NAME.search(_base(name))
     if match:
-        return int(match["rank"]) if match["rank"] else MISSING
+        return rank_number(match["rank"])
     named = _ANY_RANK.search(_base(name))
-    return int(named.group(1)) if named else MISSING
+    return rank_number(named.group(1)) if named else MISSING
 
 
 def read(source: Source) -> Iterator[Table]:
@@ -111,7 +113,7 @@ def _ranks(source: Source, plain: PlainLog, index: Table) -> tuple[int, Array]:
         section = np.searchsorted(np.array(plain.starts), index.array("start"), "right") - 1
         ranks = np.where(ranks == MISSING, np.array(plain.ranks, np.int32)[section], ranks)
     known = ranks[ranks != MISSING]
-    rank = int(np.bincount(known).argmax()) if len(known) and known.max() < 1 << 24 else MISSING
+    rank = whole(np.bincount(known).argmax()) if len(known) and known.max() < 1 << 24 else MISSING
     return rank, np.where(ranks == MISSING, np.int32(rank), ranks)
 
 
@@ -136,7 +138,7 @@ def _log_table(
     for rank in sorted(set(ranks.tolist())):
         record_times = times[ranks == rank]
         written = record_times[record_times != MISSING]
-        span = (int(written.min()), int(written.max())) if len(written) else (MISSING, MISSING)
+        span = (whole(written.min()), whole(written.max())) if len(written) else (MISSING, MISSING)
         rows.append({**shared, "rank": rank, "n_records": len(record_times), "first_ns": span[0], "last_ns": span[1]})
     return Table.from_rows("compile_logs", rows)
 

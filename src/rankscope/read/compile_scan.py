@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.model.numbers import MAX_LONG, integer
 from rankscope.model.payloads import MappedLog, fits_checksum, untabbed
 from rankscope.model.tables import MISSING, Array, Table, Text
 from rankscope.read.compile_headers import ENVELOPE_KEYS, Envelope, Named, decode_envelope, load_json
@@ -174,7 +175,7 @@ class Scan:
         if first is None:
             return MISSING
         digits = re.match(rb"\s*(\d{1,18})", self.log.data[first + 1 + _STAMP_BYTES : first + 2 * _STAMP_BYTES])
-        return int(digits.group(1)) if digits else MISSING
+        return integer(digits.group(1), MAX_LONG) if digits else MISSING
 
     def ends_in_the_middle(self) -> bool:
         """Not every writer ends with a newline: the checksum of the last payload shows whether something is missing."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rankscope.model.artifact_names import other_spelling
+from rankscope.model.numbers import whole
 from rankscope.model.payloads import untabbed
 from rankscope.model.tables import MISSING
 from rankscope.read.compile_headers import Frame, Metrics, ShapeRecord, StackRecord, decode_kind, lenient, load_json
@@ -222,7 +223,7 @@ def cache_columns(payload: bytes, cache: str, outcome: str) -> Row:
     event: _CacheEvent = _decoded(payload, _CacheEvent)
     taken = event.time_saved_ns if event.time_saved_ns is not None else event.time_taken_ns
     if taken is None and event.time_saved_ms is not None:
-        taken = int(event.time_saved_ms * 1e6)
+        taken = whole(event.time_saved_ms * 1e6)
     name = cache.removesuffix("_cache").replace("aot_autograd", "aotautograd")  # one name for both spellings
     row: Row = {"cache": name, "outcome": outcome, "key": event.key or ""}
     row.update(detail=event.cache_status_detailed or event.cache_state or "", taken_ns=_bounded(taken, _MAX_INT))

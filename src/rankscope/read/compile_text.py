@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from rankscope.model.numbers import integer
 from rankscope.model.tables import MISSING
 from rankscope.read.recorder_shapes import is_user_frame
 
@@ -31,7 +32,9 @@ def traceback_frames(lines: list[str]) -> list[TextFrame]:
             continue
         following = lines[position + 1] if position + 1 < len(lines) else ""
         code = "" if _FRAME.match(following) or _MARKS.match(following) else following.strip()
-        frames.append(TextFrame(frame["file"], min(int(frame["line"]), _MAX_LINE), frame["function"] or "", code))
+        frames.append(
+            TextFrame(frame["file"], integer(frame["line"], default=_MAX_LINE), frame["function"] or "", code)
+        )
     return frames
 
 
@@ -65,7 +68,7 @@ def parse_graph_break(text: str) -> Row:
     where = _BREAK_AT.search(text)
     innermost = section[-1] if section else None
     if where:
-        row.update(file=where["file"], line=min(int(where["line"]), _MAX_LINE))
+        row.update(file=where["file"], line=integer(where["line"], default=_MAX_LINE))
         same = [frame for frame in section if (frame.file, frame.line) == (row["file"], row["line"])]
         innermost = same[-1] if same else TextFrame(row["file"], row["line"], "", "")
     row.update(located(innermost))
@@ -169,7 +172,7 @@ def _recompile_reason(reason: str) -> Row:
     match = _PLACE.search(comment)
     if match:
         row.update(code=comment[: match.start()].strip(), file=match["file"], function=match["function"].strip())
-        row["line"] = min(int(match["line"]), _MAX_LINE)
+        row["line"] = integer(match["line"], default=_MAX_LINE)
     elif remark:
         row.setdefault("hint", comment.strip())
     guard = guard.strip()
@@ -183,7 +186,7 @@ def classify_guard(guard: str) -> Row:
     size = _SIZE.match(guard)
     if size:
         what = size["what"]
-        index = int(size["index"]) if size["index"] else MISSING
+        index = integer(size["index"]) if size["index"] else MISSING
         row = {"cause": _SIZE_CAUSES.get(what, what), "subject": plain_name(size["subject"]), "dimension": index}
         return {**row, "expected": size["expected"].rstrip("."), "actual": (size["actual"] or "").rstrip(".")}
     cause = next((name for name, pattern in _CAUSES if pattern.search(guard)), "")
@@ -191,7 +194,7 @@ def classify_guard(guard: str) -> Row:
     subject = plain_name(equal["left"]) if equal else _named(guard)
     if cause == "size":
         index_found = re.search(r"(?:size|stride)\(\)\[(\d+)\]|shape\[(\d+)\]", guard)
-        index = int(next(filter(None, index_found.groups()))) if index_found else MISSING
+        index = integer(next(filter(None, index_found.groups()))) if index_found else MISSING
         tensor = re.match(
             r"(?:L\['([^']+)'\]|([A-Za-z_][\w.]*))\.(?:size\(\)|stride\(\)|shape)\[", guard.lstrip("0123456789 <=>")
         )

@@ -10,12 +10,14 @@ import contextlib
 import html
 import json
 import re
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
 from typing import NamedTuple
 
 from rankscope.errors import InputError, UsageError
+from rankscope.model.numbers import integer, is_number, rank_number
 from rankscope.read.bounded_http import Address, NoAnswerError, fetch, parse_address
 
 DEFAULT_PORT = 25999
@@ -27,6 +29,10 @@ MAX_PAGE_BYTES = 1 << 30  # of all ranks
 _MAX_SMALL_BYTES = 1 << 20
 _CONNECTIONS = 32
 _PATIENCE_S = 60.0  # how long the frontend waits for a worker that does not answer
+_MAX_HOSTS = 64  # names that are looked up to see whether they are the host that was given
+_MAX_PER_HOST = 64  # workers on one host
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # no answer is compressed: what a bomb unfolds to is never seen
+NOT_FOLLOWED = "not contacted, as it is on another host than the one given: add --follow"
 _SMALL_JOB = 64
 
 _FRONTEND = b"Torch Distributed Debug Server"
@@ -34,7 +40,6 @@ _WORKER = b"torch.distributed.WorkerServer"
 _STORED = re.compile(r"(?:^|[\s/])debug_server/rank(\d{1,9}): b['\"](http://[^'\"\s]{1,300})['\"]", re.MULTILINE)
 _SECTION = re.compile(r"<h2>Rank (\d{1,9}): (http://[^<\s]{1,300}?)/handler/[^<\s]*</h2>")
 _FAILED = re.compile(r"\s*<p>Failed to fetch: status=(\d+)</p>")
-_TEXT = re.compile(r"<pre>(.*)</pre>", re.DOTALL)
 
 
 class _Question(NamedTuple):
@@ -70,6 +75,7 @@ class Worker(NamedTuple):
 class Job(NamedTuple):
     workers: tuple[Worker, ...]
     frontend: Address | None = None
+    held_back: frozenset[Worker] = frozenset()  # named by a server, and on another host than the one given
 
 
 class Reading(NamedTuple):
@@ -85,13 +91,18 @@ class Reading(NamedTuple):
 # Finding the workers
 
 
-def find_job(urls: Sequence[str], seconds: float) -> Job:
-    """The workers behind the URLs: of a frontend, or of workers given one by one as URL or RANK=URL."""
+def find_job(urls: Sequence[str], seconds: float, *, follow: bool = False) -> Job:
+    """The workers behind the URLs: of a frontend, or of workers given one by one as URL or RANK=URL.
+
+    Addresses on other hosts than those of the URLs are contacted only if they are to be followed.
+    """
     frontend: Address | None = None
     workers: dict[int, Worker] = {}
+    given: list[str] = []
     for position, text in enumerate(urls):
         told_rank, url = _split_rank(text)
         address = parse_address(url, DEFAULT_PORT)
+        given.append(address.host)
         if _is_frontend(address, seconds):
             if frontend is not None:
                 raise UsageError("two frontends given", "read one job at a time")
@@ -103,12 +114,40 @@ def find_job(urls: Sequence[str], seconds: float) -> Job:
             if rank in workers and workers[rank].address != address:
                 raise UsageError(f"two workers given for rank {rank}", "specify the rank of each: RANK=URL")
             workers[rank] = Worker(rank, address)
-    return Job(tuple(workers[rank] for rank in sorted(workers)), frontend)
+    listed = tuple(workers[rank] for rank in sorted(workers))
+    return Job(listed, frontend, frozenset() if follow else _not_of(given, listed))
+
+
+def _not_of(given: Sequence[str], workers: Sequence[Worker]) -> frozenset[Worker]:
+    """The workers on other hosts than those that were given, and more on one of them than it can have.
+
+    A server may name any address: whoever runs this would knock at doors for it.
+    """
+    known = frozenset().union(*map(_addresses, dict.fromkeys(given)))
+    seen: dict[str, bool] = {}
+    kept: set[Worker] = set()
+    for worker in workers:
+        host = worker.address.host
+        if host not in seen and len(seen) < _MAX_HOSTS:
+            seen[host] = bool(_addresses(host) & known)
+        if seen.get(host) and len(kept) < _MAX_PER_HOST * len(given):
+            kept.add(worker)
+    return frozenset(workers) - kept
+
+
+def _addresses(host: str) -> frozenset[str]:
+    """What a name stands for; this machine's own name stands for the loopback as well."""
+    found = {host.lower()}
+    with contextlib.suppress(OSError, UnicodeError):
+        found |= {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    if found & {"127.0.0.1", "::1"} or host.lower() == socket.gethostname().lower():
+        found |= {"127.0.0.1", "::1", socket.gethostname().lower()}
+    return frozenset(found)
 
 
 def _split_rank(text: str) -> tuple[int | None, str]:
     rank, equals, url = text.partition("=")
-    return (int(rank), url) if equals and rank.isascii() and rank.isdigit() and len(rank) < 10 else (None, text)
+    return (integer(rank), url) if equals and is_number(rank) else (None, text)
 
 
 def _is_frontend(address: Address, seconds: float) -> bool:
@@ -169,7 +208,7 @@ def _workers_of(frontend: Address, seconds: float) -> list[Worker]:
 def _named_workers(page: str, pattern: re.Pattern[str]) -> Iterator[Worker]:
     for match in islice(pattern.finditer(page), MAX_WORKERS):
         with contextlib.suppress(UsageError):
-            yield Worker(int(match[1]), parse_address(match[2], 80))
+            yield Worker(rank_number(match[1]), parse_address(match[2], 80))
 
 
 # Asking them
@@ -182,7 +221,9 @@ def read_job(job: Job, seconds: float) -> Iterator[Reading]:
     unreached: list[Reading] = []
     n_reached = 0
     with ThreadPoolExecutor(min(_CONNECTIONS, max(len(job.workers), 1))) as pool:
-        for reading in pool.map(lambda worker: read_worker(worker, seconds), job.workers):
+        contacted = [worker for worker in job.workers if worker not in job.held_back]
+        unreached += [Reading(each, time.time_ns(), {}, (NOT_FOLLOWED,), is_reached=False) for each in job.held_back]
+        for reading in pool.map(lambda worker: read_worker(worker, seconds), contacted):
             if reading.is_reached:
                 n_reached += 1
                 yield reading
@@ -235,6 +276,9 @@ class _Conversation:
             return None
         if reply.status != 200:
             self.problems.append(f"{question.handler} answers with status {reply.status}")
+            return None
+        if reply.content.startswith(_PACKED):
+            self.problems.append(f"{question.handler} answers with compressed data, which was not unpacked")
             return None
         return reply.content
 
@@ -290,9 +334,10 @@ def page_sections(page: bytes) -> dict[int, bytes]:
     sections: dict[int, bytes] = {}
     for match, following in zip_longest(starts, starts[1:]):
         section = text[match.end() : following.start() if following else None]
-        shown = None if _FAILED.match(section) else _TEXT.search(section)
-        if shown:
-            sections[int(match[1])] = shown[1].encode("utf-8", "replace")
+        _, begins, shown = section.partition("<pre>")
+        shown, ends, _ = shown.rpartition("</pre>")
+        if begins and ends and not _FAILED.match(section):
+            sections[rank_number(match[1])] = shown.encode("utf-8", "replace")
     return sections
 
 

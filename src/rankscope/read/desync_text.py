@@ -11,13 +11,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from rankscope.errors import BadFileError
+from rankscope.model.numbers import MAX_LONG, MAX_RANKS, integer, rank_number
 from rankscope.model.tables import MISSING
 
 TITLE = b"rankscope desync report, "
 TORCH_MARK = b"] Timeout at collective: "
 _LAST_LINE = "end of desync report"
 MAX_LINE = 1 << 20  # 100,000 ranks that are no ranges fit in it
-_MAX_RANKS = 1 << 20
+MAX_STATES = 1 << 22  # of all groups of a text: ranges make millions of a few lines
 
 _NUMBERS = r"\[(?P<ranks>[\d, -]*)\]"
 # What launchers put before each line of a rank: torch and torchrun's tee, srun --label.
@@ -31,7 +33,7 @@ _GROUP = re.compile(
     r"\((?P<size>\d{1,7}) ranks?(?:: (?P<ranks>[\d, -]+))?\), collective state"
 )
 # What follows the first line of a group is indented.
-_TORCH_GROUP = re.compile(r"PG GUID (?P<name>[^\s()]+)\((?P<desc>[^)]*)\)")
+_TORCH_GROUP = re.compile(r"PG GUID (?P<name>[^\s()]{1,200})\((?P<desc>[^)]{0,200})\)")
 _TIMEOUT = re.compile(r"\s+- \[(?P<rank>\d{1,9})\] Timeout at collective: (?P<op>[^\s,]+), #(?P<seq>\d{1,18})")
 _ABSENT = re.compile(rf"\s+- (?:To our best knowledge, ranks|Ranks that never joined any collective:) {_NUMBERS}.*")
 _SEQ = re.compile(r"\s+#(?P<seq>\d{1,18}) (?:started|finished)(?: ranks)?:")
@@ -65,15 +67,18 @@ class GroupReport:
     size: int = 0
     latest: dict[int, Latest] = field(default_factory=dict)
     seq: int = MISSING  # of the lines that follow
+    n_listed: int = 0  # ranks, each as often as a line has it
 
     def add_line(self, line: str) -> bool:
         """False when the line is not part of a report."""
         if match := _SEQ.fullmatch(line):
-            self.seq = int(match["seq"])
+            self.seq = integer(match["seq"], MAX_LONG)
         elif match := _STATE.fullmatch(line):
             self._put(match["ranks"], Latest(self.seq, match["op"], match["state"]))
         elif match := _TIMEOUT.fullmatch(line):
-            self.latest.setdefault(int(match["rank"]), Latest(int(match["seq"]), match["op"], "started"))
+            self.latest.setdefault(
+                rank_number(match["rank"]), Latest(integer(match["seq"], MAX_LONG), match["op"], "started")
+            )
         elif match := _ABSENT.fullmatch(line):
             self._put(match["ranks"], Latest(MISSING, "", "absent"))
         elif match := _UNREADABLE.fullmatch(line):
@@ -83,17 +88,19 @@ class GroupReport:
         return True
 
     def _put(self, ranks: str, latest: Latest) -> None:
-        self.latest.update((rank, latest) for rank in parse_numbers(ranks))
+        numbers = parse_numbers(ranks)
+        self.n_listed += len(numbers)
+        self.latest.update((rank, latest) for rank in numbers)
 
 
 def parse_numbers(text: str) -> list[int]:
-    """`0, 1, 5-7` -> [0, 1, 5, 6, 7]; what is no number, or absurdly many of them, is left out."""
+    """`0, 1, 5-7` -> [0, 1, 5, 6, 7]; what is no rank is left out."""
     numbers: list[int] = []
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
-            begin, end = int(first[:9]), int((last or first)[:9])
-            if len(numbers) + end - begin > _MAX_RANKS:
+        first, dash, last = part.strip().partition("-")
+        begin, end = rank_number(first), rank_number(last if dash else first)
+        if 0 <= begin <= end:
+            if len(numbers) + end - begin >= MAX_RANKS:
                 break
             numbers += range(begin, end + 1)
     return numbers
@@ -116,6 +123,7 @@ class DesyncText:
         self.is_cut = False
         self.is_own = False
         self._time_ns = modified_ns
+        self._n_listed = 0
         self._open: dict[str, GroupReport] = {}  # by what the launcher put before the lines
         self._groups: dict[str, _Spoken] = {}  # the same: the group that torch spoke of last
 
@@ -154,20 +162,29 @@ class DesyncText:
             # torch itself puts the rank before the first line of a message only.
             self._groups[key] = self._groups[""] = _Spoken(launcher_rank(launcher), match["name"], match["desc"])
         report = self._open.get(key)
-        if report is not None and not report.add_line(text) and not _GROUP.match(text):
-            del self._open[key]
+        if report is not None:
+            n_before = report.n_listed
+            if not report.add_line(text) and not _GROUP.match(text):
+                del self._open[key]
+            self._count(report.n_listed - n_before)
+
+    def _count(self, n_ranks: int) -> None:
+        self._n_listed += n_ranks
+        if self._n_listed > MAX_STATES:
+            raise BadFileError("lists more ranks than any report", "it is corrupt or malicious: remove it")
 
     def _begin_own(self, match: re.Match[str]) -> None:
         moment = time.strptime(match["time"], "%Y-%m-%d %H:%M:%S")
         self._time_ns = calendar.timegm(moment) * 1_000_000_000
-        self.rank, self.host = int(match["rank"] or MISSING), match["host"] or ""
+        self.rank, self.host = rank_number(match["rank"]), match["host"] or ""
         self.is_own = self.is_cut = True  # until its last line is seen
         self._open.clear()
 
     def _begin_group(self, key: str, match: re.Match[str]) -> None:
         name, desc = _unquoted(match["name"]), _unquoted(match["desc"] or "")
         report = GroupReport("rankscope", self.rank, self._time_ns, name, desc)
-        report.size, report.members = int(match["size"]), tuple(parse_numbers(match["ranks"] or ""))
+        report.size, report.members = rank_number(match["size"]), tuple(parse_numbers(match["ranks"] or ""))
+        self._count(len(report.members))
         self._open[key] = report
         self.reports.append(report)
 
@@ -180,7 +197,7 @@ class DesyncText:
 
 
 def launcher_rank(launcher: re.Match[str] | None) -> int:
-    return int(launcher["rank"] or launcher["task"]) if launcher else MISSING
+    return rank_number(launcher["rank"] or launcher["task"]) if launcher else MISSING
 
 
 def _may_matter(line: bytes) -> bool:

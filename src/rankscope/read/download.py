@@ -21,6 +21,7 @@ from typing import IO, NamedTuple, NoReturn
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from rankscope.errors import InputError
+from rankscope.model.numbers import MAX_LONG, integer
 from rankscope.read.remote import without_secrets
 
 MAX_BYTES = 16 << 30
@@ -122,7 +123,7 @@ def _checked_size(answer: http.client.HTTPResponse, folder: Path, shown: str) ->
             "give the address of a file or an archive; the address of a folder ends with / and needs "
             "pip install 'rankscope[remote]' aiohttp",
         )
-    n_bytes = int(answer.headers.get("Content-Length") or 0)
+    n_bytes = integer(answer.headers.get("Content-Length"), MAX_LONG, default=0)
     if n_bytes > MAX_BYTES:
         raise ValueError(f"it has {n_bytes >> 30} GiB, and {MAX_BYTES >> 30} GiB is the limit")
     if n_bytes > shutil.disk_usage(folder).free:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from rankscope.errors import BadFileError
+from rankscope.model.numbers import MAX_LONG, integer
 
 PART_BYTES = 24 << 20
 MAX_EVENT_BYTES = 16 << 20
@@ -124,7 +125,7 @@ def _array_end(buffer: bytearray) -> int | None:
         msgspec.json.decode(b"[" + buffer, type=list[msgspec.Raw])
     except msgspec.DecodeError as error:
         trailing = _TRAILING.search(str(error))
-        return buffer.rindex(b"]", 0, int(trailing.group(1)) - 1) if trailing else None
+        return buffer.rindex(b"]", 0, integer(trailing.group(1), MAX_LONG) - 1) if trailing else None
     return buffer.rindex(b"]")
 
 

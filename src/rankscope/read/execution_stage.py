@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rankscope.model.numbers import whole
 from rankscope.model.schema import PART_KEYS
 from rankscope.model.sql import quote_name, quote_path, quote_text
 from rankscope.model.tables import MISSING, SCHEMA, Array
@@ -222,7 +223,7 @@ class NodeStage:
         [(n_rows,)] = self._connection.execute(f"COPY (SELECT {columns} FROM {relation}) TO {target}").fetchall()
         if not n_rows:
             path.unlink()
-        return int(n_rows)
+        return whole(n_rows)
 
 
 def _n_keys(piece: bytes | memoryview) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from rankscope.errors import BadFileError
+from rankscope.model.numbers import rank_number
 from rankscope.model.tables import MISSING, Part, Table
 from rankscope.read import cache
 from rankscope.read.event_stream import EventStream
@@ -72,7 +73,7 @@ def read(source: Source) -> Iterator[Table | Part]:
 def _rank(source: Source) -> int:
     """From the words before a number in the name; the traces do not have the rank."""
     match = _RANK_IN_NAME.search(source.shown.rsplit("/", 1)[-1])
-    return int(match.group(1)) if match else 0
+    return max(rank_number(match.group(1)), 0) if match else 0
 
 
 def _convert(source: Source, folder: Path) -> _Note:

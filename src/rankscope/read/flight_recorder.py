@@ -15,8 +15,10 @@ import msgspec
 import numpy as np
 
 from rankscope.errors import BadFileError
+from rankscope.model.numbers import MAX_ID, MAX_LONG, MAX_RANKS, integer, whole
 from rankscope.model.tables import MISSING, Array, Table
 from rankscope.read.files import Source
+from rankscope.read.pickle_scan import FloodError
 from rankscope.read.recorder_entries import entry_columns
 from rankscope.read.recorder_shapes import plain_text
 from rankscope.read.torchcomms import RECORDER as TORCHCOMMS
@@ -26,7 +28,7 @@ from rankscope.read.unpickle import BrokenPickleError, RefusedClassError, load_p
 NAME = "flight_recorder"
 ORDER = 1
 
-_DUMP_NAME = re.compile(r"(trace_rank|comm_lib_trace|nccl_trace|_dump_|^rank_|fr_trace)[^/]*\d", re.IGNORECASE)
+_DUMP_NAME = re.compile(r"(trace_rank|comm_lib_trace|nccl_trace|_dump_|^rank_|fr_trace)[^/]{0,200}\d", re.IGNORECASE)
 _OTHER_FORMAT = re.compile(
     r"kineto|torch_et|torch_trace|\.(log|txt|out|err|stdout|stderr|html?|py|csv)(\.gz|\.zst)?$", re.IGNORECASE
 )
@@ -40,9 +42,11 @@ _JSON_KEYS = (
 )
 _PROFILER_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"')
 _COUNTERS = ("last_enqueued", "last_started", "last_completed")
+_NO_COUNTER = -(1 << 62)
 _COUNT_COLLECTIVES = frozenset(("nccl", "rccl", "xccl", "hccl"))  # backends that record themselves, as NCCL's does
 # What Ray Train writes in place of a dump that it could not take.
 _NOT_TAKEN = b"[flight recorder unavailable: "
+_NOT_TORCH = "it was not written by torch's recorder, or by a version newer than rankscope supports"
 CUT_HINT = "the process ended while writing it, or the copy is incomplete: copy it again if the original is complete"
 
 
@@ -54,7 +58,8 @@ def sniff(head: bytes, name: str) -> bool:
     if head.lstrip()[:1] == b"{":
         if any(key in head for key in _PROFILER_KEYS):  # profiler traces describe their process groups as well
             return False
-        return sum(key in head for key in _JSON_KEYS) >= 2 or (b'"entries"' in head and b'"collective_seq_id"' in head)
+        if sum(key in head for key in _JSON_KEYS) >= 2 or (b'"entries"' in head and b'"collective_seq_id"' in head):
+            return True
     # Cut, empty or hostile files still carry the name of a dump: they must be reported, not passed over.
     base = name.replace("!", "/").rsplit("/", 1)[-1]
     return bool(_DUMP_NAME.search(base)) and not _OTHER_FORMAT.search(base)
@@ -80,7 +85,6 @@ def _load(source: Source) -> tuple[dict[str, Any], str]:
             first = stream.peek(1)[:1]  # type: ignore[attr-defined]
             if first == b"\x80":
                 dump = load_plain(stream)
-                stream.read(1)  # only then does a packed file say that it was cut behind the dump
             elif stream.peek(len(_NOT_TAKEN)).startswith(_NOT_TAKEN):  # type: ignore[attr-defined]
                 reason = stream.read(400)[len(_NOT_TAKEN) :].decode(errors="replace").strip().removesuffix("]")
                 raise BadFileError(
@@ -89,7 +93,7 @@ def _load(source: Source) -> tuple[dict[str, Any], str]:
                 )
             else:
                 dump = _load_json(stream.read())
-    except RefusedClassError as error:
+    except (RefusedClassError, FloodError) as error:
         raise refused(error) from error
     except (OSError, zlib.error) as error:
         raise BadFileError(f"cannot be read: {error}", "copy the file again") from error
@@ -134,7 +138,7 @@ def _salvage(source: Source) -> tuple[Any, str]:
         pass  # a cut gzip stream: what came before the cut is what there is
     try:
         dump = salvage_plain(bytes(content))
-    except RefusedClassError as error:
+    except (RefusedClassError, FloodError) as error:
         raise refused(error) from error
     except BrokenPickleError as error:
         raise BadFileError(f"is corrupt: it {error} of {n_bytes}, so none of it was used", "copy it again") from error
@@ -144,10 +148,11 @@ def _salvage(source: Source) -> tuple[Any, str]:
 
 
 def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Table]:
-    raw_entries = dump.get("entries", [])
-    entries = raw_entries if isinstance(raw_entries, list) else []
-    if not set(map(type, entries)) <= {dict}:
-        entries = [entry for entry in entries if isinstance(entry, dict)]
+    entries = dump.get("entries", [])
+    if not isinstance(entries, list) or not set(map(type, entries)) <= {dict}:
+        # What else was changed in it nobody knows: the calls that are left would be compared as if they were all.
+        wrong = next((e for e in entries if type(e) is not dict), None) if isinstance(entries, list) else entries
+        raise BadFileError(f"has a value of type {type(wrong).__name__} where a dump has its entries", _NOT_TORCH)
     if problem and entries:
         # The last one may be half an entry: fields that follow the cut are absent.
         entries = [entry for entry in entries[:-1] if len(entry) >= len(entries[0])]
@@ -156,10 +161,10 @@ def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Tabl
     except (TypeError, ValueError, KeyError, OverflowError, AttributeError, IndexError) as error:
         raise BadFileError(
             f"has entries that are not in the format of a dump ({type(error).__name__}: {str(error)[:80]})",
-            "it was not written by torch's recorder, or by a version newer than rankscope supports",
+            _NOT_TORCH,
         ) from error
     pg_ids, rows = np.unique(calls.array("pg_id"), return_index=True)
-    names = {int(pg_id): calls.text("group_name")[row] for pg_id, row in zip(pg_ids, rows, strict=True)}
+    names = {whole(pg_id): calls.text("group_name")[row] for pg_id, row in zip(pg_ids, rows, strict=True)}
     is_own = isinstance(dump.get("rankscope"), dict)
     recorder = "rankscope" if is_own else TORCHCOMMS if is_torchcomms(calls) else "torch"
     if recorder == TORCHCOMMS:
@@ -195,9 +200,9 @@ def parse_ranks(ranks: Any) -> list[int] | None:
     if isinstance(ranks, str):
         try:
             ranks = msgspec.json.decode(ranks)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeError):
             return None
-    if isinstance(ranks, (list, tuple)) and all(type(rank) is int and 0 <= rank < 1 << 31 for rank in ranks):
+    if isinstance(ranks, (list, tuple)) and all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in ranks):
         return list(ranks)
     return None
 
@@ -205,16 +210,20 @@ def parse_ranks(ranks: Any) -> list[int] | None:
 def _status_table(source: Source, status: Any, names: dict[int, str]) -> Table:
     rows = []
     for key, counters in status.items() if isinstance(status, dict) else ():
-        try:
-            pg_id = int(key)
-            row: dict[str, Any] = {"file_id": source.file_id, "rank": source.rank, "pg_id": pg_id}
-            for name in _COUNTERS:
-                row[name] = max(int(counters.get(f"{name}_collective", MISSING)), MISSING)
-        except (ValueError, TypeError, AttributeError, OverflowError):
+        pg_id = _counter(key, MAX_ID)
+        if pg_id < 0 or not isinstance(counters, dict):
             continue  # one unreadable counter must not cost the calls
-        if 0 <= pg_id < 1 << 31 and max(row.values()) < 1 << 62:
-            rows.append({**row, "group_name": names.get(pg_id, "")})
+        values = [_counter(counters.get(f"{name}_collective", MISSING), MAX_LONG) for name in _COUNTERS]
+        if _NO_COUNTER not in values:
+            row: dict[str, Any] = {"file_id": source.file_id, "rank": source.rank, "pg_id": pg_id}
+            rows.append({**row, **dict(zip(_COUNTERS, values, strict=True)), "group_name": names.get(pg_id, "")})
     return Table.from_rows("group_status", rows)
+
+
+def _counter(value: Any, most: int) -> int:
+    """A number, or the text of one, as JSON has it where a pickle has numbers as keys."""
+    number = integer(value, most, default=_NO_COUNTER) if isinstance(value, str) else value
+    return max(number, MISSING) if type(number) is int and _NO_COUNTER < number <= most else _NO_COUNTER
 
 
 def _as_collectives(status: Table, calls: Table) -> Table:
@@ -233,11 +242,11 @@ def _as_collectives(status: Table, calls: Table) -> Table:
         if not len(of_group) or not _counts_ops(op_ids, seqs, counters["last_enqueued"][row], is_gloo[of_group[0]]):
             continue
         for counter in counters.values():
-            newest = int(np.searchsorted(op_ids, counter[row], side="right")) - 1
+            newest = whole(np.searchsorted(op_ids, counter[row], side="right")) - 1
             if newest >= 0:
                 counter[row] = seqs[newest]
             elif counter[row] >= 0:  # older than what the ring has kept
-                counter[row] = max(int(counter[row] - (op_ids[0] - seqs[0])), 0) if is_gloo[of_group[0]] else MISSING
+                counter[row] = max(whole(counter[row] - (op_ids[0] - seqs[0])), 0) if is_gloo[of_group[0]] else MISSING
     return status.replaced(counters)
 
 
@@ -262,8 +271,8 @@ def _rank_table(source: Source, dump: dict[str, Any], calls: Table, recorder: st
         "version": plain_text(dump.get("version")),
         "comm_version": plain_text(dump.get("comm_lib_version", dump.get("nccl_version"))),
         "n_calls": len(calls),
-        "n_dropped": max(int(record_ids[0]), 0) if len(calls) else 0,
-        "last_created_ns": int(calls.array("created_ns").max()) if len(calls) else MISSING,
+        "n_dropped": max(whole(record_ids[0]), 0) if len(calls) else 0,
+        "last_created_ns": whole(calls.array("created_ns").max()) if len(calls) else MISSING,
         "written_ns": written_ns if type(written_ns) is int and 0 < written_ns < 1 << 62 else MISSING,
         "clock_offset_ns": 0,
         "clock_error_ns": MISSING,

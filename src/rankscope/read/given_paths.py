@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rankscope.errors import InputError, did_you_mean
 
+_DIGITS = re.compile("([0-9]+)")
+
 
 def exists(path: str) -> bool:
     try:
@@ -47,5 +49,7 @@ def _close_name(path: str) -> str:
 
 
 def natural_key(name: str) -> list[tuple[int, str]]:
-    """Sorts rank_2 before rank_10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    """Sorts rank_2 before rank_10: of two numbers the longer is the larger, however many digits they have."""
+    parts = _DIGITS.split(name)
+    parts[1::2] = [part.lstrip("0") for part in parts[1::2]]
+    return [(len(part), part) if place % 2 else (-1, part) for place, part in enumerate(parts)]

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from rankscope.model.border import bugs_are_raised, raise_bugs
+from rankscope.model.numbers import MAX_LONG, integer
 
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
@@ -93,7 +94,7 @@ def limited_memory(n_largest: int) -> Iterator[None]:
     import resource
 
     with open("/proc/self/statm") as status:
-        n_now = int(status.read().split()[5]) * resource.getpagesize()
+        n_now = integer(status.read().split()[5], MAX_LONG) * resource.getpagesize()
     # What it may write to, not its addresses: of those, threads reserve far more than they use.
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = n_now + max(_MEMORY, _MEMORY_PER_FILE * n_largest)

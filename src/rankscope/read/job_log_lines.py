@@ -34,6 +34,7 @@ _POD = re.compile(r"\[pod/(?P<pod>[\w.-]{1,253})/[\w.-]{1,253}\] ?")
 _HOST = re.compile(
     r"(?P<host>[A-Za-z][\w-]{0,60}(?:\.[\w-]{1,60}){0,6}): (?=\[rank|\[default|\[[EWIF]\d|  File |Traceback )"
 )
+_QUOTED = re.compile(r"> (?!File)(?=\s{0,40}\S)")  # in an e-mail or a forum
 _VIEWER = re.compile(r"\[?\d{1,7}\] (?=\[|Traceback|[EWIF]\d{4} )")
 _C10 = re.compile(
     r"\[(?P<level>[IWEF])(?:(?P<day>\d{3,4}) (?P<clock>\d\d:\d\d:\d\d\.\d{1,9}))? "
@@ -47,7 +48,7 @@ _PEELED = (
     *(_RFC3339, _BRACKETED, _POD, _RAY, _TEE, _RANK, _NAMED, _MPI, _C10, _GLOG, _DEEPSPEED, _ASCEND, _VIEWER, _HOST),
 )
 _MAX_PREFIXES = 10
-_NEXT_SPEAKER = re.compile(r"(?=\[(?:rank|default)\d{1,9}\]:)")
+_NEXT_SPEAKER = re.compile(r"(?=\[(?:rank|default)\d{1,9}\]:)|(?=(?:WARNING|ERROR|INFO):torch\.)")
 _DAY_NS = 24 * 3600 * 10**9
 _MAX_SPEAKERS = 64
 
@@ -70,7 +71,7 @@ class Line(NamedTuple):
 
 def split_speakers(text: str) -> list[str]:
     """Two writers may share a line, or a message begin behind half of a progress bar: cut before each `[rank3]:`."""
-    if "[rank" not in text and "[default" not in text:
+    if "[rank" not in text and "[default" not in text and ":torch." not in text:
         return [text]
     parts: list[str] = []
     before = ""  # prefixes that belong to what follows them: `[default0]:[rank12]:`
@@ -129,6 +130,8 @@ def parse_line(text: str, near_ns: int) -> Line:
         match = next((hit for pattern in _PEELED if (hit := pattern.match(text, position))), None)
         if match is None and not position and (match := _TASK.match(text)):
             prefixes.label = f"task {int(match['task'])}"
+        if match is None and not position:
+            match = _QUOTED.match(text)
         if match is None or match.end() == position:
             break
         prefixes.add(match, text, near_ns)

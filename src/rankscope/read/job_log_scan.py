@@ -19,7 +19,7 @@ from rankscope.read.job_log_error_file import error_lines
 from rankscope.read.job_log_lines import Line, parse_line, plain_parts
 from rankscope.read.job_log_messages import Message, common_fields, cut_message, may_continue, message_of
 from rankscope.read.job_log_patterns import Fields
-from rankscope.read.job_log_search import WordSearch
+from rankscope.read.job_log_search import WordSearch, n_line_ends
 from rankscope.read.job_log_speakers import Speakers, path_facts
 from rankscope.read.job_log_tracebacks import HEADINGS, CollectiveStack, FailureTable, Traceback, has_begun
 from rankscope.read.log_text import compiler_lines
@@ -127,11 +127,11 @@ class JobLog:
                 if position == len(block):
                     break
             end = block.find(b"\n", position) + 1 or len(block)
-            self._n_lines += block.count(b"\n", counted, position)
+            self._n_lines += n_line_ends(block, counted, position)
             counted = position
             self._raw_line(block, position, end)
             position = end
-        self._n_lines += block.count(b"\n", counted)
+        self._n_lines += n_line_ends(block, counted, len(block))
 
     @property
     def _wants_all(self) -> bool:

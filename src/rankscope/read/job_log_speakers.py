@@ -107,15 +107,14 @@ class Speakers:
 
     def sample(self, block: bytes, n_before: int) -> None:
         """A few lines of every block: which streams have output at all."""
-        for part in (block[:_SAMPLE], block[-_SAMPLE:]):
-            for raw in part.split(b"\n")[1:-1] if len(block) > _SAMPLE else part.split(b"\n"):
-                for text in plain_parts(raw[:1000]):
-                    line = parse_line(text, MISSING)
-                    self.note(line, n_before)
-                    self._n_sampled += bool(text.strip())
-                    self._n_tasks += line.label.startswith("task ")
-            if len(block) <= _SAMPLE:
-                break
+        is_short = len(block) <= 2 * _SAMPLE
+        head = block[: 2 * _SAMPLE].split(b"\n") if is_short else block[:_SAMPLE].split(b"\n")[:-1]
+        for raw in head if is_short else (*head, *block[-_SAMPLE:].split(b"\n")[1:]):
+            for text in plain_parts(raw[:1000]):
+                line = parse_line(text, MISSING)
+                self.note(line, n_before)
+                self._n_sampled += bool(text.strip())
+                self._n_tasks += line.label.startswith("task ")
 
     def settle(self, facts: PathFacts) -> None:
         """A launcher's number is a rank unless a line or torchrun's table says otherwise."""

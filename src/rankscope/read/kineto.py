@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import BadFileError
+from rankscope.model.numbers import MAX_RANKS, rank_number
 from rankscope.model.tables import MISSING, Part, Table
 from rankscope.read.event_stream import EventStream
 from rankscope.read.files import Source
@@ -127,10 +128,10 @@ def _mapping(value: object) -> dict[str, Any]:
 def _rank(distributed: dict[str, Any], source: Source) -> int:
     """From the trace; else from the name, by the words before a rank, and finally any number in it."""
     rank = distributed.get("rank")
-    if isinstance(rank, int) and 0 <= rank < 2**31:
+    if type(rank) is int and 0 <= rank < MAX_RANKS:
         return rank
     match = _RANK_IN_NAME.search(source.shown.rsplit("/", 1)[-1])
-    return int(match.group(1)[:9]) if match else 0
+    return max(rank_number(match.group(1)), 0) if match else 0
 
 
 def _description(around: dict[str, Any], distributed: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +140,7 @@ def _description(around: dict[str, Any], distributed: dict[str, Any]) -> dict[st
     world = distributed.get("world_size")
     return {
         "backend": str(distributed.get("backend") or ""),
-        "world_size": world if isinstance(world, int) and 0 < world < 2**31 else MISSING,
+        "world_size": world if type(world) is int and 0 < world <= MAX_RANKS else MISSING,
         "groups": json.dumps(distributed.get("pg_config") or []),
         "has_shapes": bool(around.get("record_shapes")),
         "has_stacks": bool(around.get("with_stack")),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from rankscope.model.numbers import MAX_ID, integer
 from rankscope.model.tables import MISSING
 from rankscope.read.compile_tables import error_columns
 from rankscope.read.compile_text import (
@@ -297,10 +298,10 @@ _BEGINNINGS: tuple[tuple[str, _Handler], ...] = (
 def id_columns(trace_id: str) -> Row:
     """`!0/1/2_3` -> compilation !0/1/2, restarted three times."""
     compile_id, _, attempt = trace_id.partition("_")
-    parts = [min(int(part), (1 << 31) - 1) for part in compile_id.lstrip("!").split("/") if part]
+    parts = [integer(part, default=MAX_ID) for part in compile_id.lstrip("!").split("/") if part]
     autograd = [parts.pop(0)] if compile_id.startswith("!") else []
     frame, frame_compile, *_ = [*parts, MISSING, MISSING]
-    tried = min(int(attempt), (1 << 31) - 1) if attempt else 0
+    tried = integer(attempt, default=MAX_ID) if attempt else 0
     return {
         "compile_id": compile_id,
         "frame_id": frame,
@@ -332,7 +333,9 @@ def _log_line(message: Message) -> Row:
 
 
 def _site_of(match: re.Match[str] | None) -> Row:
-    return {} if match is None else {"function": match["function"], "file": match["file"], "line": int(match["line"])}
+    return (
+        {} if match is None else {"function": match["function"], "file": match["file"], "line": integer(match["line"])}
+    )
 
 
 def _last_reason(lines: list[str]) -> str:

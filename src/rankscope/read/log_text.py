@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
+from rankscope.model.numbers import MAX_LONG, integer, rank_number
 from rankscope.model.tables import MISSING
 
 _ID = rb"(?: \[(?P<id>!?\d+(?:/\d+)*(?:_\d+)?)\])?"
@@ -102,9 +103,9 @@ def find_prefix(line: bytes) -> tuple[Prefix, int] | None:
     ids = (_decoded(match["id"]), _decoded(match["channel"]))
     if new:
         level, stamp, year = _LEVELS[new["level"]], new["stamp"], 0
-        pid, module_line = int(new["pid"]), int(new["line"])
+        pid, module_line = integer(new["pid"], MAX_LONG), integer(new["line"])
     else:
-        level, year = match["level"].decode().lower(), int(match["year"])
+        level, year = match["level"].decode().lower(), integer(match["year"])
         stamp = b"%b%b %b.%b000" % match.group("month", "day", "time", "milliseconds")
         pid, module_line = MISSING, MISSING
     prefix = Prefix(rank, launcher, pid, level, year, stamp, _decoded(match["module"]), module_line, *ids)
@@ -117,8 +118,8 @@ def _labels(before: bytes) -> tuple[int, int]:
     rest = before[: rank.start()] if rank else before
     launcher = _LAUNCHER.match(rest)
     return (
-        int(rank.group(1)) if rank else MISSING,
-        int(launcher.group(1) or launcher.group(2)) if launcher else MISSING,
+        rank_number(rank.group(1)) if rank else MISSING,
+        rank_number(launcher.group(1) or launcher.group(2)) if launcher else MISSING,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rankscope.model.numbers import whole
 from rankscope.model.tables import MISSING, Array
 
 _STAMP_BYTES = 20
@@ -38,8 +39,8 @@ class LineClock:
         if not 0 < absolute_ns < _MAX_NS:
             return
         before = self._near_ns
-        self._near_ns, self.is_absolute = int(absolute_ns), True
-        local_ns = int(self._local_ns([stamp])[0])
+        self._near_ns, self.is_absolute = whole(absolute_ns), True
+        local_ns = whole(self._local_ns([stamp])[0])
         if local_ns == MISSING or abs(local_ns - absolute_ns) > _FURTHEST_ZONE_NS:
             self._near_ns, self.is_absolute = before, False
             return
@@ -78,5 +79,5 @@ def _midnights_ns(date: int, near_ns: int) -> list[int]:
             day = datetime.datetime(candidate, date // 100, date % 100, tzinfo=_UTC)
         except ValueError:  # the 29th of February exists only in some years
             continue
-        midnights.append(int(day.timestamp()) * 10**9)
+        midnights.append(whole(day.timestamp()) * 10**9)
     return midnights

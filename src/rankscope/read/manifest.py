@@ -12,17 +12,22 @@ import numpy as np
 
 from rankscope.errors import BadFileError
 from rankscope.model.tables import MISSING, Table
+from rankscope.read.expected import PARTS
 from rankscope.read.files import Source
 
 NAME = "manifest"
 MARKS = ("rankscope.manifest",)
-PARTS = "manifest.d"  # folder of what each rank tells about itself, of which manifest.json is made
 
 _WHOLE = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.manifest/')
 _PART = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.manifest-part/')
 _MAX_BYTES = 256 << 20
 _HINT = "pass the manifest.json that `rankscope record` wrote"
 
+_LAUNCHER_KILLED = {
+    "what": "the exit code",
+    "problem": "rankscope record was killed before the job ended",
+    "hint": "check the kernel log and the scheduler for what killed it; --end-with-launcher ends the job as well",
+}
 _Count = Annotated[int, msgspec.Meta(ge=MISSING, lt=1 << 31)]
 _Number = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 
@@ -65,6 +70,7 @@ class _Rank(msgspec.Struct):
 
 class _Run(msgspec.Struct):
     id: str = ""
+    launcher: str = ""  # "killed" if it did not see the end of the job
     exit_code: Annotated[int, msgspec.Meta(ge=-128, lt=1 << 16)] | None = None
     n_killed_for_memory: _Number | None = None
 
@@ -89,6 +95,8 @@ def read(source: Source) -> Iterator[Table]:
         for rank in manifest.ranks
         for problem in rank.problems
     ]
+    if manifest.run.launcher and manifest.ranks:
+        problems.append({**about, "rank": manifest.ranks[0].rank, **_LAUNCHER_KILLED})
     yield Table.from_rows("collection_problems", problems)
     own_rank = manifest.ranks[0].rank if len(manifest.ranks) == 1 else MISSING
     row = {**source.file_columns(), "source": NAME, "rank": own_rank, "host": "", "status": "read"}

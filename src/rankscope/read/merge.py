@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rankscope.model.numbers import whole
 from rankscope.model.tables import MISSING, Array, Table, concat
 from rankscope.read.recorder_entries import stack_table
 from rankscope.read.recorder_shapes import frame_row
@@ -41,7 +42,7 @@ class Merger:
         for stack, frame in zip(stacks.array("stack_id").tolist(), stacks.array("frame_id").tolist(), strict=True):
             stack_frames.setdefault(stack, []).append(frame_ids[frame])
         local = table.array("stack_id")
-        n_local = int(local.max()) + 1 if len(local) else 0
+        n_local = whole(local.max()) + 1 if len(local) else 0
         stack_ids = np.full(n_local, MISSING, np.int32)
         for stack in range(n_local):
             stack_ids[stack] = self._stacks.setdefault(tuple(stack_frames.get(stack, ())), len(self._stacks))

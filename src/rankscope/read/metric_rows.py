@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from rankscope.model.numbers import rank_number, whole
 from rankscope.model.tables import MISSING, Table, Text
 from rankscope.read.files import Source
 
@@ -24,16 +25,16 @@ CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it a
 
 def told_rank(source: Source) -> int:
     numbers = _RANK.findall(source.shown)
-    return int(numbers[-1]) if numbers else MISSING
+    return rank_number(numbers[-1]) if numbers else MISSING
 
 
 def to_ns(seconds: float) -> int:
     """Seconds since the epoch; missing where they cannot be."""
-    return int(seconds * 1e9) if math.isfinite(seconds) and 0 < seconds * 1e9 < _MAX_NS else MISSING
+    return whole(seconds * 1e9) if math.isfinite(seconds) and 0 < seconds * 1e9 < _MAX_NS else MISSING
 
 
 def to_step(number: float) -> int:
-    return int(number) if math.isfinite(number) and 0 <= number < _MAX_NS else MISSING
+    return whole(number) if math.isfinite(number) and 0 <= number < _MAX_NS else MISSING
 
 
 class CutError(Exception):

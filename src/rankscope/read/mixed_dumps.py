@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from rankscope.model.finding import count_noun, format_ranks
+from rankscope.model.numbers import whole
 from rankscope.model.replicas import is_default_group, outsiders
 from rankscope.model.tables import MISSING, Table, Text, distinct
 from rankscope.read.stale_dumps import MAX_APART_NS, Dump, LeftOut, stale_dumps
@@ -121,11 +122,11 @@ def _dumps(tables: Mapping[str, Table]) -> list[Dump]:
 def _spans(calls: Table) -> dict[int, tuple[int, int]]:
     """First and last time in each file."""
     files, created = calls.array("file_id"), calls.array("created_ns")
-    n_files = int(files.max(initial=-1)) + 1
+    n_files = whole(files.max(initial=-1)) + 1
     first, last = np.full(n_files, np.iinfo(np.int64).max), np.full(n_files, MISSING, np.int64)
     np.minimum.at(first, files, created)
     np.maximum.at(last, files, created)
-    return {file: (int(first[file]), int(last[file])) for file in distinct(files).tolist()}
+    return {file: (whole(first[file]), whole(last[file])) for file in distinct(files).tolist()}
 
 
 def _worlds(config: Table) -> dict[int, frozenset[int]]:

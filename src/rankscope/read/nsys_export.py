@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rankscope.errors import BadFileError
 from rankscope.model.sql import quote_name, quote_text
-from rankscope.read.files import Source, copy_limited
+from rankscope.read.archives import copy_limited
+from rankscope.read.files import Source
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

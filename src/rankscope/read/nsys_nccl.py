@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.model.comm_names import DTYPE_BYTES
+from rankscope.model.numbers import whole
 from rankscope.model.sql import quote_text
 
 if TYPE_CHECKING:
@@ -198,4 +199,4 @@ def communicator_ranks(connection: DuckDBPyConnection) -> dict[int, tuple[int, i
         WHERE own_rank BETWEEN 0 AND n_ranks - 1 GROUP BY process
         """
     ).fetchall()
-    return {int(process): (int(rank), int(n_ranks)) for process, rank, n_ranks in joined}
+    return {whole(process): (whole(rank), whole(n_ranks)) for process, rank, n_ranks in joined}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rankscope.model.numbers import integer, is_number
 from rankscope.model.tables import MISSING
 from rankscope.read.files import Source
 from rankscope.read.nsys_export import Export
@@ -49,7 +50,7 @@ def find_ranks(
     node = _first(variables, _NODE_VARIABLES)
     if node < 0:
         named = _NODE_IN_NAME.search(_name(source))
-        node = int(named.group(1)) if named else 0
+        node = integer(named.group(1)) if named else 0
     ranks = {process: node * len(processes) + index for index, process in enumerate(processes)}
     return Ranks(ranks, largest, "its rank was inferred from the order of the processes' devices")
 
@@ -60,9 +61,9 @@ def _single_rank(export: Export, source: Source, variables: Mapping[str, int]) -
         return rank, ""
     for _, value in _capture(export):
         if match := _RANK_IN_ARGUMENT.match(value):
-            return int(match.group(1)), ""
+            return integer(match.group(1)), ""
     if named := _RANK_IN_NAME.search(_name(source)):
-        return int(named.group(1)), ""
+        return integer(named.group(1)), ""
     if source.rank >= 0:
         return source.rank, "its rank was inferred from the number in its name"
     return 0, "its rank is unknown: assumed to be rank 0"
@@ -91,8 +92,8 @@ def _variables(export: Export) -> dict[str, int]:
     for assignment in assigned:
         name, _, value = assignment.partition("=")
         value = value.strip('"')
-        if name in _WANTED and value.isdecimal() and len(value) < 10:
-            numbers.setdefault(name, int(value))
+        if name in _WANTED and is_number(value):
+            numbers.setdefault(name, integer(value))
     return numbers
 
 

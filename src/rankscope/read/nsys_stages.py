@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankscope.model.numbers import whole
 from rankscope.model.sql import quote_text
 from rankscope.read.nsys_nccl import describe_nccl_launches, dtype_bytes, kernel_dtype
 from rankscope.read.profile_tables import STAGES
@@ -147,7 +148,7 @@ def list_processes(connection: DuckDBPyConnection) -> list[int]:
             f"SELECT process, min(device) FROM ({origin}) WHERE process IS NOT NULL GROUP BY process ORDER BY 2, 1"
         ).fetchall()
         if processes:
-            return [int(process) for process, _ in processes]
+            return [whole(process) for process, _ in processes]
     return []
 
 

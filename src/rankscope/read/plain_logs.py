@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import re
 import zlib
 from bisect import bisect_right
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
 from rankscope.errors import BadFileError
+from rankscope.model.numbers import rank_number
 from rankscope.model.tables import MISSING
 from rankscope.read import cache
 from rankscope.read.files import Source
 
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _RANK_PREFIX = re.compile(rb"^\[(?:rank|default)(\d+)\]:[ ]?")
 _PLAIN = "plain.log"
 
@@ -49,6 +53,18 @@ def plain_log(source: Source) -> PlainLog:
     return PlainLog(str(Path(entry.folder) / _PLAIN), note.starts, note.ranks, note.problem)
 
 
+def _lines(stream: io.BufferedReader) -> Iterator[bytes]:
+    """Line by line where a rank may stand before a line; else as many at once as there are."""
+    while block := stream.read1(1 << 20):
+        try:
+            rest = b"" if block.endswith(b"\n") else stream.readline()
+        except (OSError, EOFError, zlib.error):
+            yield from _LINE.findall(block)
+            raise
+        block += rest
+        yield from _LINE.findall(block) if b"\n[" in block or block.startswith(b"[") else (block,)
+
+
 def _copy(source: Source, aside: Path) -> _Note:
     """All lines of rank 0, then all of rank 1, ...; lines without a rank stay after the line before them."""
     parts: dict[int, Path] = {}
@@ -57,10 +73,10 @@ def _copy(source: Source, aside: Path) -> _Note:
     try:
         with source.open() as stream:
             try:
-                for line in stream:
+                for line in _lines(cast(io.BufferedReader, stream)):
                     prefix = _RANK_PREFIX.match(line)
                     if prefix:
-                        rank = int(prefix.group(1)[:9])
+                        rank = rank_number(prefix.group(1))
                         line = line[prefix.end() :]
                     if rank not in streams:
                         parts[rank] = aside / f"part_{rank}"

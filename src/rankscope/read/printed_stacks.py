@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator
 from itertools import count
 
+from rankscope.model.numbers import integer, rank_number
 from rankscope.model.tables import MISSING, Table
 from rankscope.read.desync_text import LAUNCHER, launcher_rank
 from rankscope.read.files import Source
@@ -56,9 +57,9 @@ class _PrintedStacks:
         text = text[launcher.end() :].removeprefix(" ") if launcher else text
         match = UNWOUND_FRAME.match(text)
         thread = self._open.get(mark)
-        if match and int(match["number"]) == 0:
+        if match and integer(match["number"]) == 0:
             thread = self._begin(mark, number, launcher_rank(launcher))
-        if match and thread is not None and int(match["number"]) == len(thread.frames):
+        if match and thread is not None and integer(match["number"]) == len(thread.frames):
             thread.frames.append(self._frame(match))
             self.n_frames += 1
             return
@@ -70,12 +71,12 @@ class _PrintedStacks:
         reason, speaker = self._before.get(mark, ("", MISSING))
         rank = speaker if rank == MISSING else rank
         if rank == MISSING and (named := _RANK.search(reason)):
-            rank = int(named[1] or named[2])
+            rank = rank_number(named[1] or named[2])
         thread = self._open[mark] = ThreadStack("", "", False, number)
         known = rank if rank != MISSING else self._rank
         self.sections.append(Section(known, reason=reason.strip()[:_MAX_REASON], threads=[thread], is_cut=True))
         return thread
 
     def _frame(self, match: re.Match[str]) -> Frame:
-        key = (match["file"], int(match["line"]), match["function"])
+        key = (match["file"], integer(match["line"]), match["function"])
         return self._frames.setdefault(key, {"filename": key[0], "line": key[1], "name": key[2]})

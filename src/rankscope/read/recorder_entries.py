@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.model.numbers import whole
 from rankscope.model.tables import MISSING, SCHEMA, Array, Table, Text
 from rankscope.read.coalesced import mark_coalesced
 from rankscope.read.files import Source
@@ -40,6 +41,8 @@ _MAX_NUMBERS = 1 << 22
 _MAX_FRAMES = 1 << 25
 _HASH_FACTOR = 0x9E3779B97F4A7C15  # odd and without pattern: its powers weigh the positions in a stack
 _PLAIN: frozenset[type] = frozenset((str, int, bool, float, type(None)))
+_INTEGERS: frozenset[type] = frozenset((int,))  # not True, which is 1 to Python and another text to whoever compares
+_NAMES: frozenset[type] = frozenset((str, int))
 _LISTS: frozenset[type] = frozenset((list, tuple))
 
 
@@ -105,8 +108,9 @@ def _check_shapes(shapes: Sequence[tuple[Any, ...]]) -> None:
             n_total += sum(map(len, chain(in_sizes, out_sizes)))
         if n_total > _MAX_NUMBERS:
             raise ValueError("shapes have more numbers than any dump's")
-        _expect(_PLAIN, chain.from_iterable(chain(in_sizes, out_sizes)))
-        _expect(_PLAIN, chain(group, in_types, out_types, (name, pg_id, *plain)))
+        _expect(_INTEGERS, chain.from_iterable(chain(in_sizes, out_sizes)))
+        _expect(_NAMES, chain(in_types, out_types))
+        _expect(_PLAIN, chain(group, (name, pg_id, *plain)))
 
 
 def _expect(allowed: frozenset[type], values: Iterable[Any]) -> None:
@@ -134,7 +138,7 @@ def _durations(entries: Sequence[Entry]) -> Array:
     milliseconds = [entry.get("duration_ms") for entry in entries]
     if milliseconds.count(None) == len(milliseconds):
         return np.full(len(milliseconds), MISSING, np.int64)
-    return np.fromiter((MISSING if ms is None else int(ms * 1e6) for ms in milliseconds), np.int64, len(milliseconds))
+    return np.fromiter((MISSING if ms is None else whole(ms * 1e6) for ms in milliseconds), np.int64, len(milliseconds))
 
 
 def _shape_columns(described: Sequence[dict[str, Any]], codes: Array) -> dict[str, Array | Text]:
@@ -176,12 +180,12 @@ def _distinct_stacks(stacks: Sequence[Sequence[Any]]) -> tuple[list[int], Array]
     stacks of frames that are not shared get the same number later, by content.
     """
     lengths = np.fromiter(map(len, stacks), np.int64, len(stacks))
-    if int(lengths.sum()) > _MAX_FRAMES:
+    if whole(lengths.sum()) > _MAX_FRAMES:
         raise ValueError("stacks are deeper than any dump's")
-    addresses = np.fromiter(map(id, chain.from_iterable(stacks)), np.uint64, int(lengths.sum()))
+    addresses = np.fromiter(map(id, chain.from_iterable(stacks)), np.uint64, whole(lengths.sum()))
     starts = np.cumsum(lengths) - lengths
     depth = np.arange(len(addresses)) - np.repeat(starts, lengths)
-    weights = np.cumprod(np.full(int(lengths.max(initial=0)) + 1, _HASH_FACTOR, np.uint64))
+    weights = np.cumprod(np.full(whole(lengths.max(initial=0)) + 1, _HASH_FACTOR, np.uint64))
     running = np.append(np.uint64(0), np.cumsum(addresses * weights[depth], dtype=np.uint64))
     hashes = running[starts + lengths] - running[starts] + lengths.astype(np.uint64)
     _, examples, codes = np.unique(hashes, return_index=True, return_inverse=True)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from rankscope.model.comm_names import DTYPE_BYTES, SAME_OP
+from rankscope.model.numbers import rank_number, whole
 from rankscope.model.tables import MISSING
 
 # Fields that repeat from call to call: their combination is looked up once per distinct value, not once per row.
@@ -79,16 +80,16 @@ def describe_shape(shape: tuple[Any, ...]) -> dict[str, Any]:
         "backend": backend,
         "op": transfer.group(1) if transfer else SAME_OP.get(operation, operation),
         # Group-local until the groups are known; see analyze/groups.py.
-        "peer": int(transfer.group(3)) if transfer and transfer.group(3) != "?" else MISSING,
+        "peer": rank_number(transfer.group(3)) if transfer else MISSING,
         # torchcomms names neither the other side of a transfer nor, in its field, that it is one.
         "is_p2p": bool(is_p2p) or transfer is not None or operation in ("send", "recv"),
         "role": "batch" if _TRAILER.search(operation) else "call",
-        "pg_id": int(pg_id),
+        "pg_id": whole(pg_id),
         "group_name": str(group[0]) if group else str(pg_id),
         "group_desc": str(group[1]) if len(group) > 1 else "",
         "state": str(state),
         "retired": bool(retired),
-        "timeout_ns": int(timeout_ms or 0) * 1_000_000,
+        "timeout_ns": whole(timeout_ms or 0) * 1_000_000,
         "input_sizes": to_json(in_sizes),
         "output_sizes": to_json(out_sizes),
         "input_dtypes": to_json(in_types),

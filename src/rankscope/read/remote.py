@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from rankscope.errors import BadFileError, InputError
+from rankscope.model.numbers import whole
 
 _LOCAL = ("file", "local")
 # The first request is small, as most files are only looked at to see what they are; then each is twice the one before.
@@ -119,7 +120,7 @@ def _described(store: Any, info: Mapping[str, Any], url: str) -> RemoteFile:
     size = info.get("size")
     tag = sorted((key, str(value)) for key, value in info.items() if key not in _READ_TIMES)
     modified = next((info[key] for key in _MODIFIED if info.get(key) is not None), None)
-    n_bytes = int(size) if size is not None else -1
+    n_bytes = whole(size) if size is not None else -1
     return RemoteFile(_url_of(store, info["name"], url), n_bytes, repr(tag), _nanoseconds(modified))
 
 
@@ -141,8 +142,8 @@ def _nanoseconds(modified: object) -> int:
             return 0
     if isinstance(modified, datetime):
         known = modified if modified.tzinfo is not None else modified.replace(tzinfo=timezone.utc)
-        return int(known.timestamp() * 1e9)
-    return int(modified * 1e9) if isinstance(modified, (int, float)) else 0
+        return whole(known.timestamp() * 1e9)
+    return whole(modified * 1e9) if isinstance(modified, (int, float)) else 0
 
 
 class RemoteStream(io.RawIOBase):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from rankscope.model.numbers import MAX_LONG, integer
 from rankscope.model.tables import MISSING
 
 _OWN_HEADER = re.compile(
@@ -23,7 +24,9 @@ _THREAD = re.compile(
 _SPIED_THREAD = re.compile(r'Thread (?P<id>0x[0-9a-fA-F]+|\d+) \([a-z+ ]*\)(?:: "(?P<name>.*)")?$')
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?+) in (?P<function>.*)$')
 _SPIED_FRAME = re.compile(r" {4}(?P<function>\S.*) \((?P<file>[^()]*?)(?::(?P<line>\d{1,9}))?\)$")
-UNWOUND_FRAME = re.compile(r"#(?P<number>\d{1,6}) (?P<function>.*) from (?P<file>.*):(?P<line>\d{1,9})$")
+UNWOUND_FRAME = re.compile(
+    r"#(?P<number>\d{1,6}) (?P<function>.{0,2000}) from (?P<file>[^\n]{0,2000}):(?P<line>\d{1,9})$"
+)
 _MAIN = "MainThread"  # py-spy knows the names that Python gives; faulthandler at most those of the system
 _STARTER = "_bootstrap"  # outermost function of every thread that Python starts
 
@@ -105,7 +108,7 @@ class StackText:
         if thread is not None:
             return self._add_thread(thread)
         unwound = UNWOUND_FRAME.match(text)
-        if unwound and int(unwound["number"]) == 0 and (self._thread is None or self._thread.frames):
+        if unwound and integer(unwound["number"]) == 0 and (self._thread is None or self._thread.frames):
             ended = self._add_thread(ThreadStack("", "", False, number))
             self._add_frame(unwound)
             return ended
@@ -122,13 +125,15 @@ class StackText:
         match = _OWN_HEADER.match(text)
         if match:
             reason = match["reason"][:_MAX_REASON]
-            return Section(int(match["rank"]), int(match["pid"]), _time_ns(match["time"]), reason)
+            return Section(integer(match["rank"]), integer(match["pid"], MAX_LONG), _time_ns(match["time"]), reason)
         if match := _SERVED_HEADER.match(text):
             self.is_served = True
-            return Section(int(match["rank"]))
+            return Section(integer(match["rank"]))
         if match := _SPIED_HEADER.match(text):
             is_open = self._section is not None and not self._section.threads  # py-spy's text in a served file
-            return Section(self._section.rank if is_open and self._section else MISSING, int(match["pid"]))
+            return Section(
+                self._section.rank if is_open and self._section else MISSING, integer(match["pid"], MAX_LONG)
+            )
         if match := _BARE_HEADER.match(text):
             return Section(reason=match["reason"][:_MAX_REASON])
         return None
@@ -154,7 +159,7 @@ class StackText:
         if self._thread is None or self._n_frames >= _MAX_FRAMES:
             return
         line = match["line"] or ""
-        key = (match["file"], int(line) if line.isdecimal() else 0, match["function"])
+        key = (match["file"], integer(line, default=0), match["function"])
         # One object per distinct frame, as in a dump: stacks are told apart by their frames' identity.
         frame = self._frames.setdefault(key, {"filename": key[0], "line": key[1], "name": key[2]})
         self._thread.frames.append(frame)

@@ -15,6 +15,7 @@ import numpy as np
 
 from rankscope.model.finding import format_duration
 from rankscope.model.generations import own_generations
+from rankscope.model.numbers import whole
 from rankscope.model.replicas import with_global_members
 from rankscope.model.schema_recorder import EARLIER_MOMENT
 from rankscope.model.tables import MISSING, Array, Table, distinct
@@ -79,7 +80,7 @@ class _SharedCalls:
 
     def __init__(self, tables: Mapping[str, Table], dumps: Sequence[Dump]) -> None:
         calls = tables["collectives"]
-        number = np.full(int(max(calls.array("file_id").max(initial=0), *(d.file_id for d in dumps))) + 1, MISSING)
+        number = np.full(whole(max(calls.array("file_id").max(initial=0), *(d.file_id for d in dumps))) + 1, MISSING)
         number[[dump.file_id for dump in dumps]] = np.arange(len(dumps))
         is_collective = ~calls.array("is_p2p") & ~calls.text("role").equals("member")
         self.rows = np.flatnonzero(is_collective & (number[calls.array("file_id")] != MISSING))
@@ -207,7 +208,7 @@ def _usual_times(keys: Array, created: Array) -> tuple[Array, Array]:
 
 def _drifts(created: Array, apart: Array) -> bool:
     offset = abs(float(np.median(apart)))
-    if offset < max(int(created.max() - created.min()), 10**9):
+    if offset < max(whole(created.max() - created.min()), 10**9):
         return False
     drift = apart[np.argsort(created, kind="stable")].astype(np.float64)
     total = float(np.square(drift - drift.mean()).sum())
@@ -221,7 +222,7 @@ def _overtaken(shared: _SharedCalls, n_failed: int) -> dict[int, LeftOut]:
     most of those that lack the call continued after it had completed, they were not the members that completed it: the
     others are of another attempt.
     """
-    n_dumps, n_groups = len(shared.dumps), int(shared.group.max(initial=-1)) + 1
+    n_dumps, n_groups = len(shared.dumps), whole(shared.group.max(initial=-1)) + 1
     newest = np.full((n_groups, n_dumps), MISSING, np.int64)
     np.maximum.at(newest, (shared.group, shared.dump), shared.seq)
     rows = _completed_in_time(shared)
@@ -243,7 +244,7 @@ def _overtaken(shared: _SharedCalls, n_failed: int) -> dict[int, LeftOut]:
         went_on = behind & (last > ended[group][provers].max(initial=MISSING))
         is_other_attempt = np.count_nonzero(went_on) > np.count_nonzero(provers)
         for index in np.flatnonzero(provers if is_other_attempt else behind).tolist() if behind.any() else ():
-            dump, n_behind = shared.dumps[index], int(proven[group].max() - max(newest[group][index], 0))
+            dump, n_behind = shared.dumps[index], whole(proven[group].max() - max(newest[group][index], 0))
             if is_other_attempt or not dump.is_cut:
                 reasons[dump.file_id] = _OTHER_ATTEMPT if is_other_attempt else _moment_reason(n_behind)
     return reasons
@@ -269,7 +270,7 @@ def _passed(shared: _SharedCalls, n_failed: int) -> Array:
     on_gloo = np.isin(backend.codes[rows], [n for n, name in enumerate(backend.values) if name == "gloo"])
     needs_all = np.isin(op.codes[rows], [n for n, name in enumerate(op.values) if name in _NEED_ALL])
     is_done = calls.array("retired")[rows]
-    newest = np.full((int(shared.group.max(initial=-1)) + 1, len(shared.dumps)), MISSING, np.int64)
+    newest = np.full((whole(shared.group.max(initial=-1)) + 1, len(shared.dumps)), MISSING, np.int64)
     np.maximum.at(newest, (shared.group[is_done], shared.dump[is_done]), shared.seq[is_done])
     is_passed = shared.seq + n_failed <= newest[shared.group, shared.dump]
     passed: Array = np.flatnonzero(on_gloo & needs_all & is_done & is_passed & shared.is_unique)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from rankscope.errors import InputError, UsageError
+from rankscope.model.numbers import integer
 
 _VALIDATE, _CHECK, _GETNUMKEYS, _MULTI_GET, _PING, _LIST_KEYS = 0, 5, 7, 10, 13, 17
 _MAGIC = struct.pack("<BI", _VALIDATE, 0x3C85F7CE)
@@ -51,9 +52,9 @@ class StoreClosedError(InputError):
 def parse_address(text: str) -> Address:
     """`HOST:PORT` or `[v6]:PORT`."""
     match = _PLAIN_ADDRESS.fullmatch(text) or _V6_ADDRESS.fullmatch(text)
-    if match is None or not 0 < int(match["port"]) < 1 << 16:
+    if match is None or not 0 < integer(match["port"]) < 1 << 16:
         raise UsageError(f"{text!r} is not HOST:PORT", f"for example node-1:29500 or [fe80::1]:29500; {WHERE_HINT}")
-    return Address(match["host"], int(match["port"]))
+    return Address(match["host"], integer(match["port"]))
 
 
 class TcpStore:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.errors import BadFileError
+from rankscope.model.numbers import whole
 from rankscope.model.tables import MISSING, Table
 from rankscope.read.files import Source
 from rankscope.read.recorder_entries import stack_tables
@@ -105,4 +106,4 @@ def _time_of_name(name: str) -> int:
         moment = datetime.datetime.strptime(f"{match.group(1)}+0000", "%Y%m%d_%H%M%S%z") if match else None
     except ValueError:
         return MISSING
-    return int(moment.timestamp()) * 10**9 if moment else MISSING
+    return whole(moment.timestamp()) * 10**9 if moment else MISSING

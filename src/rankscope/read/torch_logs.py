@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rankscope.errors import BadFileError
+from rankscope.model.numbers import integer, whole
 from rankscope.model.tables import MISSING, Array, Table
 from rankscope.read import compile_log, desync, job_log, thread_stacks
 from rankscope.read.files import Source
@@ -98,7 +99,7 @@ class _Log:
         self.processes: dict[tuple[int, tuple[int, int]], _Process] = {}
         self.ranks: dict[tuple[int, int], int] = {}  # of processes that tell theirs, if only in some of their lines
         launched = _LAUNCHED.search(source.shown)
-        self.named_rank = int(launched.group(1)) if launched else compile_log.rank_of_name(source.shown)
+        self.named_rank = integer(launched.group(1)) if launched else compile_log.rank_of_name(source.shown)
 
     def scan(self) -> str:
         """Reads all of it; the problem that ended it, if any."""
@@ -182,8 +183,8 @@ class _Log:
             "n_unresolved": 0,
             "is_cut": self.text.is_cut or bool(problem),
             # What was printed and not logged has no time: the file's own comes closest.
-            "first_ns": int(known.min()) if len(known) else self.source.modified_ns,
-            "last_ns": int(known.max()) if len(known) else self.source.modified_ns,
+            "first_ns": whole(known.min()) if len(known) else self.source.modified_ns,
+            "last_ns": whole(known.max()) if len(known) else self.source.modified_ns,
             "clock": "assumed",
         }
 
@@ -201,6 +202,6 @@ class _Log:
 
 def _end_ns(year: int, month: bytes) -> int:
     """A moment behind all days of the month, and before the same month of the next year."""
-    number = min(max(int(month), 1), 12)
+    number = min(max(integer(month), 1), 12)
     begin = datetime.datetime(min(max(year, 1971), 2200), number, 1, tzinfo=datetime.timezone.utc)
-    return int((begin + datetime.timedelta(days=31)).timestamp()) * 10**9
+    return whole((begin + datetime.timedelta(days=31)).timestamp()) * 10**9

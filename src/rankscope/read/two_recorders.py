@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.model.numbers import whole
 from rankscope.model.tables import MISSING, Array, Table, Text
 
 OWN, TORCH, BOTH = "rankscope", "torch", "both"
@@ -115,7 +116,7 @@ def _joined_calls(calls: Table, pairs: Sequence[_Pair]) -> tuple[Table, set[Grou
     n_dropped = {pair.own["rank"]: _n_dropped(pair) for pair in pairs}
     starts = np.flatnonzero(np.append(True, rank[kept][1:] != rank[kept][:-1])) if len(kept) else kept
     for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(kept)], strict=True):
-        ids[kept[start:end]] = np.arange(end - start) + n_dropped[int(rank[kept[start]])]
+        ids[kept[start:end]] = np.arange(end - start) + n_dropped[whole(rank[kept[start]])]
     rows = np.concatenate([np.flatnonzero(~is_paired), kept])
     return calls.replaced({"record_id": ids}).take(rows), watched
 
@@ -217,7 +218,7 @@ def _files(pairs: Sequence[_Pair]) -> tuple[set[int], set[int]]:
 
 
 def _n_dropped(pair: _Pair) -> int:
-    return int(max(pair.own["n_dropped"], pair.torch["n_dropped"]))
+    return whole(max(pair.own["n_dropped"], pair.torch["n_dropped"]))
 
 
 def _joined_ranks(ranks: Table, pairs: Sequence[_Pair], calls: Table | None) -> Table:
@@ -225,9 +226,9 @@ def _joined_ranks(ranks: Table, pairs: Sequence[_Pair], calls: Table | None) -> 
     rows = [row for row in ranks.rows() if row["file_id"] not in own_files | torch_files]
     n_calls = np.bincount(calls.array("rank")) if calls is not None and len(calls) else np.zeros(0, np.int64)
     for pair in pairs:
-        fuller = max(pair, key=lambda row: int(row["n_calls"]))
+        fuller = max(pair, key=lambda row: whole(row["n_calls"]))
         rank = fuller["rank"]
-        rows.append({**fuller, **_common(pair), "n_calls": int(n_calls[rank]) if rank < len(n_calls) else 0})
+        rows.append({**fuller, **_common(pair), "n_calls": whole(n_calls[rank]) if rank < len(n_calls) else 0})
     return Table.from_rows("ranks", sorted(rows, key=lambda row: (row["rank"], row["file_id"])))
 
 

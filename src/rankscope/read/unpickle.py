@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import pickle
-from typing import Any, BinaryIO, cast
+from collections.abc import Callable
+from typing import Any, BinaryIO, ClassVar, NoReturn, cast
 
 from rankscope.errors import BadFileError
+from rankscope.read.pickle_scan import FloodError, is_usual
 
 REFUSED_HINT = "do not open it with other tools: a genuine dump has only plain containers"
 
@@ -31,8 +33,31 @@ class _PlainUnpickler(pickle.Unpickler):
         return _refuse("persistent object", str(pid)[:40])
 
 
+def _refuse_flood(_unpickler: Any) -> NoReturn:
+    raise FloodError("has what no dump has: copies of what is on the stack, or sets")
+
+
+def _checking_keys(code: bytes, keys: slice) -> Callable[[Any], None]:
+    """Loads as usual, but for keys that may take for ever to hash: tuples of tuples of tuples."""
+    load = pickle._Unpickler.dispatch[code[0]]
+
+    def checked(unpickler: Any) -> None:
+        if not all(isinstance(key, (str, int, float, bytes, type(None))) for key in unpickler.stack[keys]):
+            raise FloodError("has keys that are neither text nor numbers")
+        load(unpickler)
+
+    return checked
+
+
 # The pure-Python unpickler is slow, but after an error its stacks show what had been read so far.
 class _SalvagingUnpickler(pickle._Unpickler):
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,
+        **{code[0]: _refuse_flood for code in (pickle.DUP, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET)},
+        pickle.SETITEM[0]: _checking_keys(pickle.SETITEM, slice(-2, -1)),
+        **{code[0]: _checking_keys(code, slice(None, None, 2)) for code in (pickle.SETITEMS, pickle.DICT)},
+    }
+
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
         self._stream = stream
@@ -47,7 +72,7 @@ class _SalvagingUnpickler(pickle._Unpickler):
         """Everything that was complete when the stream ended."""
         try:
             return self.load()
-        except RefusedClassError:
+        except (RefusedClassError, FloodError):
             raise
         except Exception as error:  # whatever a cut or mutated stream provokes
             if self._stream.read(1):
@@ -70,8 +95,11 @@ class _SalvagingUnpickler(pickle._Unpickler):
 
 
 def load_plain(stream: BinaryIO) -> Any:
-    """As fast as pickle.load; raises RefusedClassError for anything but plain containers."""
-    return _PlainUnpickler(stream).load()
+    """As fast as pickle.load. RefusedClassError: it has more than plain containers. FloodError: it is an attack."""
+    content = stream.read()
+    if is_usual(content):
+        return _PlainUnpickler(io.BytesIO(content)).load()
+    return cast(Any, _SalvagingUnpickler(io.BytesIO(content))).load()
 
 
 def salvage_plain(content: bytes) -> Any:
@@ -82,7 +110,7 @@ def salvage_plain(content: bytes) -> Any:
     return cast(Any, _SalvagingUnpickler(io.BytesIO(content))).salvage()
 
 
-def refused(error: RefusedClassError) -> BadFileError:
+def refused(error: RefusedClassError | FloodError) -> BadFileError:
     return BadFileError(
         f"is not a dump but a malicious or foreign pickle: it {error}; none of it was run", REFUSED_HINT
     )

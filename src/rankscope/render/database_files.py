@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import OutputError
 from rankscope.model.sql import quote_name, quote_text
+from rankscope.render.query_rows import FORMULA_STARTS
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -86,6 +87,18 @@ def _write_parquet(connection: DuckDBPyConnection, tables: Tables, part: str, pr
     for name, source in _each(tables, progress):
         target = quote_text(os.path.join(part, f"{name}.parquet"))
         _run(connection, f"COPY (FROM {source}) TO {target} (FORMAT parquet, COMPRESSION zstd)")
+
+
+def guarded_tables(connection: DuckDBPyConnection, tables: Tables) -> dict[str, str]:
+    """The same tables, with an apostrophe before text that a spreadsheet would run as a formula."""
+    guarded = {}
+    for name, source in tables.items():
+        columns = connection.execute(f"DESCRIBE FROM {source}").fetchall()
+        texts = [f'"{column}"' for column, kind, *_ in columns if kind == "VARCHAR"]
+        begins = f"CASE WHEN left({{0}}, 1) IN ({', '.join(map(quote_text, FORMULA_STARTS))})"
+        changed = [f"{begins} THEN chr(39) || {{0}} ELSE {{0}} END AS {{0}}".format(text) for text in texts]
+        guarded[name] = f"(SELECT * REPLACE ({', '.join(changed)}) FROM {source})" if changed else source
+    return guarded
 
 
 def _write_csv(connection: DuckDBPyConnection, tables: Tables, part: str, progress: Progress) -> None:

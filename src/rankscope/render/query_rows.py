@@ -14,14 +14,21 @@ from rankscope.render.escape import escape
 
 # Never written: the writer quotes what holds a character of it, and a field may hold either.
 _LINE_END = "\r\n"
+# What makes a formula of a cell in a spreadsheet, which may fetch addresses or run programs.
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def csv_lines(heads: Sequence[str], rows: Iterable[Sequence[Any]], to_terminal: bool = False) -> Iterator[str]:
-    """A head line and the rows; NULL is an empty field. A terminal gets control characters as escapes."""
+def csv_lines(
+    heads: Sequence[str], rows: Iterable[Sequence[Any]], *, to_terminal: bool = False, is_raw: bool = False
+) -> Iterator[str]:
+    """A head line and the rows; NULL is an empty field. A terminal gets control characters as escapes.
+
+    Unless it is to be raw, text that a spreadsheet would run as a formula begins with an apostrophe.
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator=_LINE_END)
     for row in chain([heads], rows):
-        cells = map(_csv_cell, row)
+        cells = map(_csv_cell if is_raw else _safe_cell, row)
         writer.writerow([escape(cell) for cell in cells] if to_terminal else cells)
         yield buffer.getvalue().removesuffix(_LINE_END)
         buffer.seek(0)
@@ -48,6 +55,11 @@ def _csv_cell(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return json.dumps(value, default=str) if isinstance(value, (list, dict)) else str(value)
+
+
+def _safe_cell(value: Any) -> str:
+    cell = _csv_cell(value)
+    return f"'{cell}" if cell.startswith(FORMULA_STARTS) and isinstance(value, str) else cell
 
 
 def _json_value(value: Any) -> Any:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from rankscope.model.code_collectives import code_calls
+from rankscope.model.numbers import integer
 from rankscope.model.tables import Table, Trace
 
 Aspect = Literal["compilations", "caches", "collectives", "tensors", "executions"]
@@ -120,7 +121,7 @@ def run_rows(trace: Trace, run: int, table: str) -> Table:
 
 def compile_order(compile_id: str) -> tuple[list[int], str]:
     """0/2 before 0/10."""
-    return [int(number) for number in re.findall(r"\d+", compile_id)], compile_id
+    return [integer(number) for number in re.findall(r"\d+", compile_id)], compile_id
 
 
 def _estimate(compile_id: str, sums: Mapping[int, int]) -> GraphEstimate:

@@ -99,77 +99,35 @@ def test_a_functional_collective_is_one_call_and_names_its_group(tmp_path: Path)
     # The observer's stack is out of order while gloo works: this one only seems to be part of it.
     process.call("c10d::allreduce_", [Tensor(5)], OBJECT, parent=inner)
 
-    assert named_groups(loaded(tmp_path, process)) == [(4, "1", False), (5, "0", True)]
+    assert named_groups(loaded(tmp_path, process)) == [(4, "1", False), (5, "", True)]
 
 
-def test_threads_in_order_are_groups_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_profiled", [True, False])
+def test_of_several_groups_that_nothing_tells_apart_none_is_taken(tmp_path: Path, is_profiled: bool) -> None:
     process = Process(2, {"0": [], "3": [1, 2], "5": [2, 3]}, size=4)
-    for n_elements, tid in ((10, 2000), (11, 2001), (30, 2003), (31, 2004), (50, 2006), (32, 2003)):
+    for n_elements, tid in ((10, 2000), (30, 2003), (50, 2006)):
         process.all_reduce(n_elements, tid)
-    process.call("c10d::send", [Tensor(60)], OBJECT, 3, 0)
-    process.run("gloo:send", tid=MAIN_TID)
+    process.call("c10d::send", [Tensor(60)], OBJECT, 0, 0)
+    process.call("c10d::send", [Tensor(61)], OBJECT, 3, 0)
 
-    trace = loaded(tmp_path, process)
+    rows = rows_of(loaded(tmp_path, process, is_profiled=is_profiled))
 
-    of_groups = [(10, "0"), (11, "0"), (30, "3"), (31, "3"), (50, "5"), (32, "3"), (60, "0")]
-    assert named_groups(trace) == [(n_elements, name, True) for n_elements, name in of_groups]
-    assert [row["group_ranks"] for row in rows_of(trace)][1:4] == ["[0,1,2,3]", "[1,2]", "[1,2]"]
-    assert rows_of(trace)[-1]["dst"] == 3
-
-
-def test_a_default_group_that_nobody_uses_is_not_mistaken_for_the_first_one(tmp_path: Path) -> None:
-    process = Process(0, {"0": [], "1": [0, 1], "2": [0, 2]}, size=4)
-    for n_elements, tid in ((10, 2000), (20, 2003), (11, 2001), (21, 2004)):
-        process.all_reduce(n_elements, tid)
-
-    assert [name for _, name, _ in named_groups(loaded(tmp_path, process))] == ["1", "2", "1", "2"]
+    assert [(row["group_name"], row["group_ranks"], row["is_inferred"]) for row in rows] == [("", "[]", True)] * 5
+    # Place 0 is rank 0, 1 or 2, depending on the group; place 3 is there in one of them only.
+    assert [row["dst"] for row in rows[3:]] == [-1, 3]
 
 
-def test_tensors_show_which_group_it_can_be(tmp_path: Path) -> None:
-    process = Process(0, {"0": [], "1": [0, 1], "2": [0, 2]}, size=4)
-    process.call("c10d::_allgather_base_", Tensor(40), Tensor(10), OBJECT)
-    process.run("gloo:all_gather", tid=2000)
-    process.all_reduce(20, 2003)
-
-    assert [name for _, name, _ in named_groups(loaded(tmp_path, process))] == ["0", "2"]
-
-
-def test_threads_whose_numbers_are_apart_belong_together_when_each_had_several_calls(tmp_path: Path) -> None:
+def test_what_all_possible_groups_have_in_common_is_known(tmp_path: Path) -> None:
     process = Process(0, {"0": [], "1": [0, 1]})
-    for n_elements, tid in ((10, 2000), (11, 2003), (12, 2000), (13, 2003), (20, 2010)):
-        process.all_reduce(n_elements, tid)
+    process.all_reduce(10)
+    process.call("c10d::send", [Tensor(60)], OBJECT, 1, 0)
 
-    assert [name for _, name, _ in named_groups(loaded(tmp_path, process))] == ["0", "0", "0", "0", "1"]
+    rows = rows_of(loaded(tmp_path, process))
 
-
-def test_threads_whose_numbers_are_apart_belong_together_when_there_are_more_than_groups(tmp_path: Path) -> None:
-    """As on a busy machine: other processes got the numbers between, and each thread ran one call or two."""
-    process = Process(0, {"0": [], "1": [0, 1]})
-    for n_elements, tid in ((10, 2000), (11, 2001), (20, 2008), (12, 2000), (21, 2011), (22, 2011)):
-        process.all_reduce(n_elements, tid)
-
-    assert [name for _, name, _ in named_groups(loaded(tmp_path, process))] == ["0", "0", "1", "0", "1", "1"]
-
-
-def test_a_group_made_after_the_observer_began_is_known_from_the_profiler(tmp_path: Path) -> None:
-    process = Process(0, {"0": [], "1": [0, 1]}, size=4)
-    for n_elements, tid in ((10, 2000), (20, 2003), (30, 2006)):
-        process.all_reduce(n_elements, tid)
-
-    trace = loaded(tmp_path, process, later_groups={"7": [0, 3]})
-
-    assert [name for _, name, _ in named_groups(trace)] == ["0", "1", "7"]
-    assert rows_of(trace)[-1]["group_ranks"] == "[0,3]"
-
-
-def test_without_a_profile_the_default_group_is_a_guess(tmp_path: Path) -> None:
-    process = Process(0, {"0": [], "1": [0, 1]})
-    process.all_reduce(10, 2003)
-
-    [row] = rows_of(loaded(tmp_path, process, is_profiled=False))
-
-    assert (row["group_name"], row["is_inferred"], row["runner_id"] > row["node_id"]) == ("0", True, True)
-    assert (row["comm_id"], row["match_id"]) == (-1, -1)
+    assert [(row["group_name"], row["group_ranks"], row["dst"]) for row in rows] == [
+        ("", "[0,1]", -1),
+        ("", "[0,1]", 1),
+    ]
 
 
 def test_roots_and_peers_are_counted_in_their_group(tmp_path: Path) -> None:

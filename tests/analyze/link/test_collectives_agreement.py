@@ -38,19 +38,29 @@ def test_the_first_disagreement_of_a_group_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_another_operation_or_root_is_a_disagreement(tmp_path: Path) -> None:
-    processes = [Process(0, {"0": [], "1": [0, 1]}), Process(1, {"0": [], "1": [0, 1]})]
+def test_another_root_is_a_disagreement(tmp_path: Path) -> None:
+    processes = [Process(0), Process(1)]
     for process in processes:
         process.call("c10d::broadcast_", [Tensor(5)], OBJECT, process.rank, 0, *ASYNC)
+
+    [found] = disagreements(loaded(tmp_path, *processes))
+
+    assert (found.group_name, found.place, found.is_inferred) == ("0", 0, False)
+    assert [call.root for call in found.calls] == [0, 1]
+
+
+def test_another_operation_is_a_disagreement_but_not_in_an_unknown_group(tmp_path: Path) -> None:
+    processes = [Process(0, {"0": [], "1": [0, 1]}), Process(1, {"0": [], "1": [0, 1]})]
+    for process in processes:
+        process.call("c10d::broadcast_", [Tensor(5)], OBJECT, process.rank, 0, *ASYNC)  # of 0 or 1: nothing shows it
         functional = process.call("_c10d_functional::" + ("all_reduce", "broadcast")[process.rank], Tensor(4), "1")
         name, root = (("c10d::allreduce_", OBJECT), ("c10d::broadcast_", 0))[process.rank]
         process.call(name, [Tensor(4)], OBJECT, root, 0, parent=functional)
 
     found = disagreements(loaded(tmp_path, *processes))
 
-    assert [(each.group_name, each.place, each.is_inferred) for each in found] == [("0", 0, True), ("1", 0, False)]
-    assert [call.root for call in found[0].calls] == [0, 1]
-    assert [call.op for call in found[1].calls] == ["all_reduce", "broadcast"]
+    assert [(each.group_name, each.place, each.is_inferred) for each in found] == [("1", 0, False)]
+    assert [call.op for call in found[0].calls] == ["all_reduce", "broadcast"]
 
 
 def test_numbers_of_calls_place_them_where_traces_begin_at_different_ones(tmp_path: Path) -> None:

@@ -262,17 +262,25 @@ def test_roots_are_told_in_words_that_fit(name: str, operation: str, direction: 
     assert finding.title == f"rank 0 called {told[0]} where rank 1 called {told[1]}"
 
 
-def test_a_concluded_group_is_said_and_makes_it_likely(tmp_path: Path) -> None:
+def test_calls_of_an_unknown_group_are_not_compared(tmp_path: Path) -> None:
     groups: dict[str, list[int]] = {"0": [], "1": [0, 1]}
     processes = [Process(rank, groups) for rank in range(2)]
     for process in processes:
         process.all_reduce(10)
         process.all_reduce(20 + process.rank)
+    assert not findings(loaded(tmp_path, *processes), "L502")
+
+
+def test_a_group_whose_members_nothing_lists_makes_it_likely(tmp_path: Path) -> None:
+    groups: dict[str, list[int]] = {"0": [], "1": [0, 1]}
+    processes = [Process(rank, groups) for rank in range(2)]
+    for process in processes:
+        functional = process.call("_c10d_functional::all_reduce", Tensor(4 + process.rank), "sum", "7")
+        process.call("c10d::allreduce_", [Tensor(4 + process.rank)], OBJECT, parent=functional)
     [finding] = findings(loaded(tmp_path, *processes), "L502")
     assert finding.certainty == "likely"
     assert finding.group is not None
     assert finding.group.inferred
-    assert finding.evidence.likely == ("the group of these calls was inferred from the threads that ran them",)
     assert not finding.evidence.certain
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,12 @@ def fail(fault: str) -> None:
     elif fault == "disk":
         with open("/dev/full", "w") as checkpoint:
             checkpoint.write("weights")
+    elif fault == "quota":  # of a file's size: what a full quota looks like to the program
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        with TemporaryFile(buffering=0) as checkpoint:
+            for _ in range(4):
+                checkpoint.write(bytes(1 << 16))
     elif fault == "worker":
         next(iter(torch.utils.data.DataLoader(Samples(), num_workers=1)))
     elif fault == "stuck":
@@ -74,15 +81,20 @@ def differ(fault: str, is_culprit: bool) -> None:
 def train(rank: int, fault: str, culprit: int) -> None:
     if fault in ("op", "size"):
         dist.set_debug_level(dist.DebugLevel.DETAIL)
+    if fault == "early" and rank == culprit:
+        load_batch()
     if fault == "init" and rank == culprit:
         time.sleep(2 * WAIT_S)
         os._exit(0)
-    timeout = datetime.timedelta(seconds=WAIT_S if fault in ("stuck", "init", "store") else 120)
+    timeout = datetime.timedelta(seconds=WAIT_S if fault in ("stuck", "init", "store", "exit") else 120)
     dist.init_process_group("gloo", timeout=timeout)
     values = torch.ones(8)
     for step in range(3):
         dist.all_reduce(values)
         print(f"step {step} loss {values[0].item():.3f}", flush=True)
+    if fault == "exit" and rank == culprit:  # leaves its loop one step early, as with uneven data
+        print("done", flush=True)
+        os._exit(0)
     if fault == "caught":
         try:
             load_batch()

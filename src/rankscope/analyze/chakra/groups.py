@@ -11,6 +11,7 @@ import numpy as np
 
 from rankscope.analyze.chakra.columns import RankGraph
 from rankscope.model.chakra import METADATA
+from rankscope.model.numbers import integer
 
 WORLD = ""
 _WORLD_NAMES = ("", "0")
@@ -63,7 +64,7 @@ def world_of(graphs: Sequence[RankGraph]) -> tuple[int, ...]:
 
 
 def is_group_number(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) <= 10 and int(name) <= _LARGEST_NAME
+    return integer(name, _LARGEST_NAME) >= 0
 
 
 def _read_groups(text: str) -> list[_Described]:

@@ -6,13 +6,15 @@ import re
 
 import msgspec
 
+from rankscope.model.numbers import rank_number
+
 _RANK_IN_NAME = re.compile(r"\.(\d{1,9})\.et(?:\.\w+)?$")
 
 
 def rank_of(path: str) -> int | None:
     """The rank that a file belongs to: simulators know it only from the name, <prefix>.<rank>.et."""
     match = _RANK_IN_NAME.search(path)
-    return int(match[1]) if match else None
+    return rank_number(match[1]) if match else None
 
 
 class Problem(msgspec.Struct, frozen=True):

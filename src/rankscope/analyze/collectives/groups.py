@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rankscope.analyze.collectives.host_calls import decoded_list
 from rankscope.analyze.derived import derived
+from rankscope.model.numbers import MAX_ID, MAX_RANKS, integer, rank_number
 from rankscope.model.tables import MISSING, Table, Trace
 
 UNKNOWN_GROUP = MISSING
@@ -76,14 +78,14 @@ class _Key(NamedTuple):
 
 
 def _key_order(key: _Key) -> tuple[int, str, tuple[int, ...], int]:
-    return (int(key.name) if key.name.isdecimal() else 10**9, *key)
+    return (integer(key.name, default=MAX_ID), *key)
 
 
 def members_by_name(trace: Trace) -> dict[str, set[tuple[int, ...]]]:
     """What Flight Recorder dumps, execution traces and desync reports list; several groups may share a name."""
     known: dict[str, set[tuple[int, ...]]] = {}
     for name, ranks in trace.sql(_LISTED_ELSEWHERE).rows():
-        members = tuple(sorted(rank for rank in decoded_list(ranks) if isinstance(rank, int)))
+        members = tuple(sorted(rank for rank in decoded_list(ranks) if _is_rank(rank)))
         if name and members:
             known.setdefault(name, set()).add(members)
     return known
@@ -104,11 +106,20 @@ def listed_groups(profiles: Table) -> dict[int, dict[str, Listed]]:
 
 def _listed(entry: Mapping[str, Any], world_size: int) -> Listed:
     ranks = entry.get("ranks")
-    members = tuple(rank for rank in ranks if isinstance(rank, int)) if isinstance(ranks, list) else ()
+    members = tuple(filter(_is_rank, ranks)) if isinstance(ranks, list) else ()
     size = entry.get("pg_size", entry.get("group_size", 0))
     if not members and size in (0, world_size) and world_size > 0:
-        members = tuple(range(world_size))  # torch leaves the members out where they are all ranks
+        members = _all_ranks(world_size)  # torch leaves the members out where they are all ranks
     return Listed(str(entry.get("pg_name", "")), str(entry.get("pg_desc", "")), tuple(sorted(members)))
+
+
+def _is_rank(value: object) -> bool:
+    return type(value) is int and 0 <= value < MAX_RANKS
+
+
+@functools.lru_cache(maxsize=4)
+def _all_ranks(world_size: int) -> tuple[int, ...]:
+    return tuple(range(min(world_size, MAX_RANKS)))
 
 
 def _identity(mention: Mention, listed: Mapping[str, Listed], traced: Sequence[int]) -> _Key | None:
@@ -123,7 +134,9 @@ def _identity(mention: Mention, listed: Mapping[str, Listed], traced: Sequence[i
 
 
 def _members(mention: Mention, listed: Mapping[str, Listed]) -> tuple[int, ...]:
-    if "..." not in mention.ranks and (ranks := tuple(sorted(map(int, _NUMBER.findall(mention.ranks))))):
+    if "..." not in mention.ranks and (
+        ranks := tuple(sorted(filter(_is_rank, map(rank_number, _NUMBER.findall(mention.ranks)))))
+    ):
         return ranks
     known = listed.get(mention.name)
     return known.ranks if known is not None and mention.size in (MISSING, len(known.ranks)) else ()

@@ -81,8 +81,7 @@ def _load_calls(trace: Trace) -> dict[Process, list[HostCall]]:
     calls: dict[Process, list[HostCall]] = defaultdict(list)
     if trace.has("ops") and trace.sql("SELECT 1 FROM comms WHERE kernel_id IS NULL LIMIT 1").rows():
         for row in trace.sql(_CALLS).rows():
-            call = HostCall(*row[:-1], UNKNOWN)
-            calls[call.file_id, call.rank].append(call._replace(n_elements=_given(call.op, row[-1])))
+            calls[row[0], row[1]].append(HostCall._make((*row[:-1], _given(row[3], row[-1]))))
     return dict(calls)
 
 
@@ -122,13 +121,13 @@ def _find_callers(trace: Trace) -> Callers:
     runs: dict[Process, list[_Run]] = defaultdict(list)
     for row in trace.sql(_RUNS).rows() if calls else []:
         runs[row[0], row[1]].append(_Run(*row))
-    found: Callers = {}
+    possible_callers: Callers = {}
     for process, own in runs.items():
         made = calls.get(process, [])
         by_number = [run for run in own if run.turn != UNKNOWN]
-        found.update(_by_number(by_number, made))
-        found.update(_by_time([run for run in own if run.turn == UNKNOWN], made))
-    return found
+        possible_callers.update(_by_number(by_number, made))
+        possible_callers.update(_by_time([run for run in own if run.turn == UNKNOWN], made))
+    return possible_callers
 
 
 def _key(run: _Run) -> tuple[int, int, int]:
@@ -139,19 +138,19 @@ def _by_number(runs: Sequence[_Run], calls: Iterable[HostCall]) -> Callers:
     """Annotations are made on the caller's thread, right after the operator began. Of several runs the first counts."""
     ordered = sorted((call for call in calls if call.turn != UNKNOWN), key=lambda call: call.turn)
     turns = [call.turn for call in ordered]
-    found: Callers = {}
+    possible_callers: Callers = {}
     taken = set()
     for run in sorted(runs, key=lambda run: run.turn):
         place = bisect_left(turns, run.turn) - 1
         if place >= 0 and place not in taken and ordered[place].run_as == run.op:
             taken.add(place)
-            found[_key(run)] = [ordered[place]]
-    return found
+            possible_callers[_key(run)] = [ordered[place]]
+    return possible_callers
 
 
 def _by_time(runs: Sequence[_Run], calls: Sequence[HostCall]) -> Callers:
     """A transfer runs on the caller's thread, within the call. A collective runs after it began, each once."""
-    found: Callers = {}
+    possible_callers: Callers = {}
     waiting: dict[tuple[str, int], list[HostCall]] = defaultdict(list)
     unclear: dict[tuple[str, int], int] = defaultdict(int)
     place = 0
@@ -165,11 +164,11 @@ def _by_time(runs: Sequence[_Run], calls: Sequence[HostCall]) -> Callers:
         possible = waiting[kind]
         if run.op in P2P:
             possible = [call for call in possible if call.tid == run.tid and call.end_ns >= run.start_ns]
-        found[_key(run)] = list(possible)
+        possible_callers[_key(run)] = list(possible)
         if len(possible) == 1:
             waiting[kind].remove(possible[0])
         elif possible and run.op not in P2P:
             unclear[kind] += 1
             if unclear[kind] == len(possible):  # as many runs as calls: none of them is left for later ones
                 waiting[kind], unclear[kind] = [], 0
-    return found
+    return possible_callers

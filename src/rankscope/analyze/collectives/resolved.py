@@ -7,7 +7,7 @@ MEMBERS = """(
     SELECT group_id, '[' || string_agg(rank, ',' ORDER BY group_rank) || ']' AS ranks FROM group_members GROUP BY ALL
 )"""
 # The trace's word comes first where it has one. Each process counts its transfers alone: their number proves nothing.
-# `partner` is the place of root or peer in its group.
+# `partner` is the place of root or peer in its group; `generation` is of groups that were made more than once.
 RESOLVED_COMMS = f"""(
     SELECT c.* REPLACE (
                coalesce(t.op, c.op) AS op,
@@ -18,9 +18,10 @@ RESOLVED_COMMS = f"""(
                coalesce(c.seq, CASE WHEN NOT c.is_p2p THEN r.seq END) AS seq,
                CASE WHEN c.op = 'recv' THEN coalesce(t.peer, c.src) ELSE c.src END AS src,
                CASE WHEN c.op = 'send' THEN coalesce(t.peer, c.dst) ELSE c.dst END AS dst),
-           t.partner, g.generation
+           t.partner, CASE WHEN g.last_generation > 0 THEN g.generation END AS generation
     FROM comms AS c LEFT JOIN (SELECT * RENAME (row_id AS comm_id) FROM call_twins) AS t USING (file_id, rank, comm_id)
-    LEFT JOIN (SELECT group_id, name, description, size, generation FROM groups) AS g USING (group_id)
+    LEFT JOIN (SELECT group_id, name, description, size, generation,
+                      max(generation) OVER (PARTITION BY name) AS last_generation FROM groups) AS g USING (group_id)
     LEFT JOIN {MEMBERS} AS m USING (group_id)
     LEFT JOIN (SELECT file_id AS recorder_file_id, rank, record_id, seq FROM collectives) AS r
         USING (recorder_file_id, rank, record_id)

@@ -18,7 +18,8 @@ from rankscope.analyze.derived import derived, table
 from rankscope.model.tables import MISSING, Table, Trace
 
 _TOLERANCE_NS = 20_000  # by how much the profiler's clock may differ from the recorder's in one process
-_LONGEST_AHEAD_NS = 50_000_000  # of the first operator in a trace: how long before it the call may have been noted
+_LONGEST_AHEAD_NS = 5_000_000  # of the first operator in a trace: how long before it the call may have been noted
+_NEVER = 2**62
 _NUMBERED = """
     SELECT c.file_id, c.rank, c.comm_id, c.op, -1, r.group_id, coalesce(r.peer, -1), r.file_id, r.record_id
     FROM comms AS c JOIN collectives AS r USING (rank, group_name, seq, op)
@@ -27,8 +28,8 @@ _NUMBERED = """
         AND count(*) OVER (PARTITION BY c.file_id, r.file_id, r.rank, r.record_id) = 1
 """
 _RECORDED = """
-    SELECT rank, file_id, record_id, op, group_id, coalesce(peer, -1), coalesce(created_ns, -1), input_sizes,
-           output_sizes
+    SELECT rank, file_id, record_id, op, group_id, coalesce(peer, -1), coalesce(created_ns, -1),
+           coalesce(completed_ns, $never), input_sizes, output_sizes
     FROM collectives WHERE role <> 'batch' AND group_id IS NOT NULL ORDER BY rank, file_id, record_id
 """
 _NAMES = ("file_id", "rank", "row_id", "op", "partner", "group_id", "peer", "recorder_file_id", "record_id")
@@ -42,6 +43,7 @@ class Recorded(NamedTuple):
     group_id: int
     peer: int
     created_ns: int
+    completed_ns: int
     n_elements: int
 
     def can_be(self, op: str, size: int) -> bool:
@@ -113,9 +115,9 @@ def recorded_calls(trace: Trace) -> dict[int, list[Recorded]]:
 
 def _load_recorded(trace: Trace) -> dict[int, list[Recorded]]:
     calls: dict[int, list[Recorded]] = defaultdict(list)
-    for *row, given, taken in trace.sql(_RECORDED).rows() if trace.has("collectives") else ():
+    for *row, given, taken in trace.sql(_RECORDED, never=_NEVER).rows() if trace.has("collectives") else ():
         size = n_elements(decoded_list(given or taken or ""))
-        calls[row[0]].append(Recorded(*row, size))
+        calls[row[0]].append(Recorded._make((*row, size)))
     return dict(calls)
 
 
@@ -136,7 +138,11 @@ def _noted_at_the_time(calls: Sequence[HostCall], records: Sequence[Recorded]) -
         previous[call.tid] = call.start_ns
         first = max(bisect_right(created, earliest), n_passed)
         last = bisect_right(created, call.end_ns + (0 if is_first else _TOLERANCE_NS))
-        fitting = [place for place in range(first, last) if noted[place].can_be(call.op, call.n_elements)]
+        fitting = [
+            place
+            for place in range(first, last)
+            if noted[place].can_be(call.op, call.n_elements) and noted[place].completed_ns >= call.start_ns
+        ]
         if is_one_thread and fitting:
             fitting = fitting[-1:] if is_first else fitting[:1]
             n_passed = fitting[0] + 1

@@ -108,12 +108,12 @@ def _mentions(trace: Trace) -> list[Mention]:
 def _domains(rows: dict[str, Array], group: Array, groups: list[CommGroup]) -> Array:
     """Collectives match within their group, transfers within their group, source and destination."""
     domain = np.where(rows["is_p2p"], MISSING, group)
-    told = np.where(rows["peer"] == MISSING, rows["partner"], rows["peer"]).astype(np.int64)
-    transfers = np.flatnonzero(rows["is_p2p"] & (group != UNKNOWN_GROUP) & (told != MISSING))
+    stated = np.where(rows["peer"] == MISSING, rows["partner"], rows["peer"]).astype(np.int64)
+    transfers = np.flatnonzero(rows["is_p2p"] & (group != UNKNOWN_GROUP) & (stated != MISSING))
     if len(transfers):
         own = rows["rank"][transfers].astype(np.int64)
         is_place = rows["peer"][transfers] == MISSING
-        peer = _global_peers(group[transfers], own, told[transfers], is_place, groups)
+        peer = _global_peers(group[transfers], own, stated[transfers], is_place, groups)
         is_send = rows["is_send"][transfers]
         _, number = numbered(group[transfers], np.where(is_send, own, peer), np.where(is_send, peer, own))
         domain[transfers] = len(groups) + number
@@ -128,8 +128,8 @@ def _global_peers(group: Array, own: Array, peer: Array, is_place: Array, groups
     resolved = peer.copy()
     for number in np.unique(group).tolist():
         members = np.asarray(groups[number].ranks, np.int64)
-        told = np.flatnonzero((group == number) & ~is_place)
-        is_global = np.isin(peer[told], members).all() and not np.any(peer[told] == own[told])
+        stated = np.flatnonzero((group == number) & ~is_place)
+        is_global = np.isin(peer[stated], members).all() and not np.any(peer[stated] == own[stated])
         places = np.flatnonzero((group == number) & (is_place | (not is_global)))
         if len(members) and peer[places].max(initial=MISSING) < len(members):
             resolved[places] = members[peer[places]]

@@ -11,7 +11,8 @@ import numpy as np
 from rankscope.analyze.compile.ledger import total_times
 from rankscope.analyze.compile.sites import NOWHERE, Key, Site, key_of, keys_of, last_rows, row_keys, sites_of
 from rankscope.analyze.derived import derived
-from rankscope.model.tables import MISSING, Array, Table, Trace
+from rankscope.model.numbers import integer
+from rankscope.model.tables import Array, Table, Trace
 
 Row = dict[str, Any]
 Costs = dict[tuple[Key, Site], int]  # ids are given again after a reset, so the function is part of the key
@@ -184,7 +185,7 @@ def _newest_rows(recompiles: Table) -> Array:
 
 def _version_number(compile_id: str) -> int:
     number = compile_id.rpartition("/")[2].partition("_")[0]
-    return int(number[:9]) if number.isdecimal() else MISSING
+    return integer(number)
 
 
 class _Facts(NamedTuple):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rankscope.analyze.compile.graphs import normalised_graph
 from rankscope.model.finding import Comparison, Location, Side
+from rankscope.model.numbers import integer
 from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import Trace
 
@@ -91,7 +92,7 @@ def op_lines(graph: str) -> list[OpLine]:
         line = raw.strip()
         comment = _COMMENT.match(line)
         if comment and not _FOREIGN.search(comment.group(1)):
-            location = Location(comment.group(1), int(comment.group(2)), comment.group(3).strip())
+            location = Location(comment.group(1), integer(comment.group(2)), comment.group(3).strip())
         if not line or line.startswith(("#", "class ")):
             continue
         if line.startswith(_SIGNATURE):

@@ -31,6 +31,7 @@ from rankscope.model.finding import (
     count_noun,
     ranks_phrase,
 )
+from rankscope.model.numbers import integer, is_number
 from rankscope.model.tables import Trace
 
 _OUTCOMES = {"ok": "compiled", "empty": "captured no operators", "failed": "failed"}
@@ -254,7 +255,7 @@ def _failed_guard(trace: Trace, unit: Unit, first: _Split, units: dict[int, Unit
     rows = _rows_of(trace, "recompiles", unit)
     if not rows:
         return "", None
-    row = max(rows, key=lambda row: [int(part) for part in row["against"].split("/") if part.isdigit()])
+    row = max(rows, key=lambda row: [integer(part) for part in row["against"].split("/") if is_number(part)])
     dimension = f" (dimension {row['dimension']})" if row["dimension"] >= 0 else ""
     if row["subject"] and row["expected"] and row["actual"]:
         changed = f"the {row['cause']} of {row['subject']}{dimension}: expected {row['expected']}, got {row['actual']}"

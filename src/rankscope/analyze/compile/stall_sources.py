@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from rankscope.analyze.hangs.evidence import call_text, collective_ref, group_ref, group_text
 from rankscope.analyze.hangs.view import JobView, job_view
+from rankscope.model.clock import POLL_NS
 from rankscope.model.finding import CollectiveRef, GroupRef, format_duration
 from rankscope.model.tables import Trace
 
@@ -27,10 +28,11 @@ class Delay(NamedTuple):
 
 
 # Who joined long after half of the others, per source: the recorder sees a call when the host makes it, the profiler
-# when it runs. Of a call that both saw late, the recorder's time counts. What clocks may be wrong by is no lateness.
+# when it runs. Of a call that both saw late, the recorder's time counts. What clocks may be wrong by is no lateness; a
+# clock that was used as it is may be off by a polling period.
 _LATE_CALLS = f"""
 WITH arrivals AS (
-    SELECT c.*, c.start_ns - coalesce(k.offset_ns, 0) AS arrival_ns, coalesce(k.error_ns, 0) AS error_ns
+    SELECT c.*, c.start_ns - coalesce(k.offset_ns, 0) AS arrival_ns, coalesce(k.error_ns, {POLL_NS}) AS error_ns
     FROM calls AS c LEFT JOIN clocks AS k USING (rank)
     WHERE match_id IS NOT NULL AND NOT is_p2p AND role <> 'member' AND start_ns IS NOT NULL
         AND source IN ('flight_recorder', 'kineto', 'nsys')

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rankscope.analyze.hangs.programs import Departure
-from rankscope.analyze.hangs.view import JobView, ranks_gone_on
+from rankscope.analyze.hangs.view import JobView, may_hold_more, ranks_gone_on
 from rankscope.analyze.hangs.waits import Cycle, WaitGraph, WaitingCall
 from rankscope.analyze.manifests import ranks_elsewhere
 from rankscope.model.finding import Certainty
@@ -204,7 +204,7 @@ def from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
         for rank, reason in call.held_up_by.items():
             if reason == "unknown":
                 held[rank].append(call)
-    if not held:
+    if not held or may_hold_more(view.trace):  # their dumps may be there: whether they are lost is unknown
         return
     # A rank that wrote a file, however damaged, was alive; it is suspected only where no other can be.
     possible = set(held) - view.has_file or set(held)
@@ -276,6 +276,8 @@ def silent_losses(view: JobView) -> Iterator[Cause]:
     backends = set(view.calls.text("backend").values)
     members = {rank for members in view.members for rank in members}
     missing = sorted(members - view.dumped - ranks_gone_on(view.trace) - ranks_elsewhere(view.trace))
+    if may_hold_more(view.trace):
+        return
     if not missing or not backends <= {"gloo", "", *view.blind_groups.values()} or not len(view.calls):
         return
     rows = [int(view.rows_of(rank)[-1]) for rank in view.ranks if len(view.rows_of(rank))]

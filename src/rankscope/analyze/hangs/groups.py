@@ -15,6 +15,7 @@ import numpy as np
 
 from rankscope.analyze.hangs.view import ranks_cut
 from rankscope.model.generations import Life, aligned, own_generations
+from rankscope.model.numbers import integer, is_number
 from rankscope.model.replicas import with_global_members
 from rankscope.model.tables import MISSING, Array, Table, Text, Trace
 
@@ -94,7 +95,7 @@ def _generations(calls: Table, group_of_pair: Sequence[Group], pair_of_row: Arra
 
 def _group_order(group: Group) -> tuple[int, str, Members, str, int]:
     return (
-        int(group.name) if group.name.isdigit() and len(group.name) < 10 else 1 << 40,
+        integer(group.name, default=1 << 40),
         group.name,
         group.members,
         group.desc,
@@ -244,7 +245,7 @@ def _named_status(trace: Trace, group_of: dict[tuple[int, str], Group]) -> Table
             unnamed[rank].append((number, row))
     for rank, rows in unnamed.items():
         free = sorted((g for (r, n), g in group_of.items() if r == rank and n not in taken[rank]), key=_group_order)
-        if len(free) == len(rows) and (len(free) == 1 or all(group.name.isdigit() for group in free)):
+        if len(free) == len(rows) and (len(free) == 1 or all(is_number(group.name) for group in free)):
             for (_, row), group in zip(sorted(rows), free, strict=True):
                 names[row] = group.name
     return status.replaced({"group_name": Text.encode(names)})

@@ -8,7 +8,8 @@ import numpy as np
 
 from rankscope.analyze.hangs.evidence import group_text
 from rankscope.analyze.hangs.verdict import causes_of
-from rankscope.analyze.hangs.view import JobView, job_view, ranks_stale
+from rankscope.analyze.hangs.view import JobView, job_view, may_hold_more, ranks_stale
+from rankscope.analyze.manifests import ranks_elsewhere
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Evidence, Finding, count_noun, format_ranks, ranks_phrase
 from rankscope.model.replicas import outsiders, replica_size
@@ -41,13 +42,26 @@ def dump_missing(trace: Trace) -> Iterator[Finding | Effect]:
         return
     is_decided = any(not cause.is_effect and cause.rule != "rank-lost" for cause in causes)
     note = "the verdict does not depend on these ranks" if is_decided else "no rank with a dump is waiting for them"
+    if set(missing) <= ranks_elsewhere(trace):
+        yield Finding(
+            severity="info",
+            certainty="certain",
+            title=f"{len(members) - len(missing)} of {len(members)} ranks are here: the others are on other nodes",
+            ranks=missing,
+            help="read the folders of all nodes together: `rankscope A B` reads both",
+        )
+        return
+    if unopened := may_hold_more(trace):
+        note = f"their dumps may be in {unopened[0]}, which is damaged: whether these ranks are lost is unknown"
     yield Finding(
         severity="warning",
         certainty="certain",
         title=f"no readable dump from {ranks_phrase(missing)} of {len(members)}",
         ranks=missing,
-        evidence=Evidence(notes=(note,) if is_decided or not causes else ()),
-        help="collect the dumps of all nodes; if a rank wrote no dump, check its stderr",
+        evidence=Evidence(notes=(note,) if is_decided or not causes or unopened else ()),
+        help="copy the archive again"
+        if unopened
+        else "collect the dumps of all nodes; if a rank wrote no dump, check its stderr",
     )
 
 

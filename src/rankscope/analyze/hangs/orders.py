@@ -19,6 +19,7 @@ from rankscope.analyze.hangs.programs import Programs, programs_of
 from rankscope.analyze.hangs.shifts import explain_shift
 from rankscope.analyze.hangs.view import JobView
 from rankscope.analyze.hangs.waits import Cycle, WaitGraph, wait_graph
+from rankscope.model.numbers import is_number
 from rankscope.model.replicas import with_global_members
 from rankscope.model.tables import MISSING, Array, Trace
 
@@ -210,7 +211,7 @@ def _group_orders(trace: Trace) -> list[GroupOrder]:
     meant: dict[str, dict[int, tuple[str, frozenset[int]]]] = defaultdict(dict)
     decoded: dict[str, frozenset[int]] = {}
     for row in config.rows():
-        if row["name"].isdigit() and row["description"] not in ("", "undefined"):
+        if is_number(row["name"]) and row["description"] not in ("", "undefined"):
             if row["members"] not in decoded:
                 decoded[row["members"]] = frozenset(msgspec.json.decode(row["members"], type=list[int]))
             meant[row["name"]][row["rank"]] = (row["description"], decoded[row["members"]])
@@ -251,7 +252,7 @@ def _by_calls(trace: Trace) -> list[GroupOrder]:
     calls, groups = trace.table("collectives"), trace.table("groups")
     by_role: dict[str, list[int]] = defaultdict(list)
     for row in groups.rows():
-        if row["inferred"] and row["name"].isdigit() and row["description"] not in ("", "default_pg"):
+        if row["inferred"] and is_number(row["name"]) and row["description"] not in ("", "default_pg"):
             by_role[row["description"]].append(row["group_id"])
     known, names = set(trace.table("ranks").array("rank").tolist()), groups.text("name")
     for role in sorted(role for role, numbers in by_role.items() if len(numbers) == 2):

@@ -83,6 +83,22 @@ def endings_of(trace: Trace) -> dict[int, Standing]:
     return {rank: each for rank, each in raised.items() if not gave_up(trace, each)}
 
 
+def give_up_times(trace: Trace) -> dict[int, int]:
+    """When each rank raised because others did not answer: the first time."""
+    table = trace.table("thread_stacks")
+    times: dict[int, int] = {}
+    for row in table.take(np.flatnonzero(table.array("is_main"))).rows():
+        is_tired = _RAISED.match(row["reason"]) and _GAVE_UP.search(row["reason"]) and row["time_ns"] != MISSING
+        if is_tired and (_OF_PEERS.search(row["reason"]) or "Timed out" in row["reason"]):
+            times[row["rank"]] = min(row["time_ns"], times.get(row["rank"], row["time_ns"]))
+    return times
+
+
+def victims_of(trace: Trace) -> dict[int, Standing]:
+    """The ranks that raised because others did not answer."""
+    return {rank: standing for rank, standing in standings_of(trace).items() if gave_up(trace, standing)}
+
+
 def gave_up(trace: Trace, standing: Standing) -> bool:
     """The rank raised because others did not answer: it is their victim."""
     if not (_RAISED.match(standing.reason) and _GAVE_UP.search(standing.reason)):
@@ -192,7 +208,9 @@ def with_standing(view: JobView, cause: Cause, finding: Finding) -> Finding:
         f"the main thread of {ranks_phrase([standing.rank for standing in group])} is in "
         f"{standing_text(trace, group[0])}"
         for group in places(current)[:_MAX_PLACES]
-    ) + tuple(line for standing in current[:1] for line in beside_lines(trace, standing))
+    )
+    if cause.rule != "collective-stalled":
+        lines += tuple(line for standing in current[:1] for line in beside_lines(trace, standing))
     evidence = msgspec.structs.replace(
         finding.evidence,
         certain=(*finding.evidence.certain, *lines),

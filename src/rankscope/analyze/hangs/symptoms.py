@@ -18,6 +18,7 @@ from rankscope.analyze.hangs.standing import (
     standing_stacks,
     standing_text,
     standings_of,
+    victims_of,
 )
 from rankscope.analyze.hangs.verdict import causes_of
 from rankscope.analyze.hangs.view import JobView, job_view
@@ -310,7 +311,8 @@ def rank_raised(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         return
     ended = sorted(endings_of(trace).values(), key=lambda standing: (standing.time_ns, standing.rank))
     if ended:
-        yield _describe_raised(trace, ended)
+        victims = sorted(victims_of(trace).values(), key=lambda standing: (standing.time_ns, standing.rank))
+        yield _describe_raised(trace, [*ended, *victims])
 
 
 def _describe_raised(trace: Trace, ended: Sequence[Standing]) -> Finding:

@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.signatures import Signatures, call_signatures
 from rankscope.model.call_ends import ends_unrecorded
-from rankscope.model.schema_recorder import EARLIER_MOMENT
+from rankscope.model.schema_recorder import EARLIER_MOMENT, MAY_HOLD_MORE
 from rankscope.model.tables import MISSING, Array, Table, Trace
 
 # Sources that a rank writes while it trains: they neither tell its last calls nor that it was alive at the end.
@@ -27,6 +27,13 @@ def ranks_alive(trace: Trace) -> frozenset[int]:
 def ranks_stale(trace: Trace) -> frozenset[int]:
     """Ranks whose only dump is of another moment or attempt."""
     return _ranks(trace, ("stale",), _NO_DUMPS) - _ranks(trace, ("read", "damaged", "duplicate"), _NO_DUMPS)
+
+
+def may_hold_more(trace: Trace) -> list[str]:
+    """Archives and folders that could not be looked into to their end: any rank's dump may be in there."""
+    files = trace.table("files")
+    columns = zip(files.text("path").tolist(), files.text("problem").tolist(), strict=True)
+    return [path for path, problem in columns if problem.endswith(MAY_HOLD_MORE)]
 
 
 def ranks_gone_on(trace: Trace) -> frozenset[int]:

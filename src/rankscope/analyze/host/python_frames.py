@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from rankscope.model.finding import Location
+from rankscope.model.numbers import integer
 from rankscope.model.sql import quote_text
 
 _FRAME = r"^(.*)\((\d+)\): (.*)$"
@@ -21,4 +22,4 @@ def is_own(column: str) -> str:
 def location_of(name: str) -> Location | None:
     """`train.py(12): step` as a place in the code."""
     frame = re.match(_FRAME, name)
-    return Location(frame.group(1), int(frame.group(2)), frame.group(3)) if frame else None
+    return Location(frame.group(1), integer(frame.group(2)), frame.group(3)) if frame else None

@@ -11,6 +11,7 @@ from rankscope.analyze.late.arrivals import Delays, delays_of
 from rankscope.analyze.late.profiled import kind_of_work
 from rankscope.analyze.late.spending import FUTEX, LINE, RUNS, SLEEPS, TRANSFERS, Part, Spent, spent_in
 from rankscope.model.finding import Location
+from rankscope.model.numbers import integer, is_number
 from rankscope.model.tables import Trace
 
 GC, COMPILE, SAVING, LOADING, OPTIMIZER = "gc", "compile", "saving", "loading", "optimizer"
@@ -54,7 +55,7 @@ class Cause(NamedTuple):
 def location_of(site: str) -> Location | None:
     place, _, function = site.partition(" in ")
     file, _, line = place.rpartition(":")
-    return Location(file, int(line), function) if file and line.isdecimal() else None
+    return Location(file, integer(line), function) if file and is_number(line) else None
 
 
 def causes_of(trace: Trace) -> list[Cause]:

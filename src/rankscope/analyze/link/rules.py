@@ -136,8 +136,8 @@ def collectives_disagree(trace: Trace) -> Iterator[Finding]:
     What to do: start the observers at the same step on all ranks (the profiler's schedule does that). If the steps are
     the same, look at the code of the rank that differs; Flight Recorder dumps have its line.
 
-    What could fool it: gloo traces do not name the group of a call; it is inferred from the threads that ran it. A
-    wrong guess makes sequences differ: the finding then says that the group was inferred.
+    What could fool it: traces that begin at different steps. gloo traces do not name the group of a call: unless the
+    job has one group or a Flight Recorder dump shows it, such calls are not compared.
     """
     for difference in disagreements(trace)[:_MAX_SHOWN]:
         yield _disagreement(difference)
@@ -150,7 +150,7 @@ def _disagreement(difference: Disagreement) -> Finding:
         sides.setdefault(_call_text(call), []).append(call.rank)
     ordered = sorted(sides.items(), key=lambda side: len(side[1]))
     (odd_call, odd), (usual_call, usual) = ordered[0], ordered[-1]
-    inferred = ("the group of these calls was inferred from the threads that ran them",)
+    inferred = ("no trace lists the members of this group: ranks that use its name are taken for them",)
     hangs = ("all members of a group have to make the same call: a simulator waits here forever",)
     return Finding(
         severity="warning",

@@ -11,6 +11,7 @@ import msgspec
 
 from rankscope.analyze.derived import derived
 from rankscope.model.finding import Location
+from rankscope.model.numbers import rank_number
 from rankscope.model.tables import MISSING, Trace
 
 # What a rank says because another one made it wait, left, or told it to stop. It never names a culprit.
@@ -85,7 +86,7 @@ class Attempt:
 
     @property
     def world_size(self) -> int:
-        sizes = [int(event.detail(name) or 0) for event in self.events for name in ("expected", "n_ranks")]
+        sizes = [rank_number(str(event.detail(name))) for event in self.events for name in ("expected", "n_ranks")]
         known = {event.rank for event in self.events}
         return max([*sizes, max(known, default=-1) + 1])
 

@@ -35,19 +35,23 @@ def log_failure(trace: Trace) -> Iterator[Finding]:
             f"{first.fields.get('type') or 'a fatal error'}: {first.fields.get('message') or ''}".rstrip(": ")
         )
         several = len(verdict.ranks) > 1
-        order = f"{count_noun(len(verdict.events), 'rank')} raised it" if several else "no earlier failure in this log"
+        order = f"{count_noun(len(verdict.ranks), 'rank')} raised it" if several else "no earlier failure in this log"
         yield finding(
             verdict,
             f"{who(verdict.ranks, 'a process of unknown rank')} raised {said}",
             certain=(order,),
-            likely=_memory_hint(first.says),
+            likely=_memory_hint(first, several),
             advice=_failure_advice(_failure_kind(first), several),
             action="fix-first",
         )
 
 
-def _memory_hint(says: str) -> tuple[str, ...]:
-    return ("one rank only: its batch is larger than those of the others",) if says == "device-oom" else ()
+def _memory_hint(event: Event, several: bool) -> tuple[str, ...]:
+    if event.says != "device-oom":
+        return ()
+    if event.detail("other_pid") is not None:
+        return (f"process {event.detail('other_pid')} holds {event.detail('other')} of the same device",)
+    return () if several else ("one rank only: its batch is larger than those of the others",)
 
 
 def _failure_kind(event: Event) -> str:
@@ -62,6 +66,8 @@ def _failure_advice(says: str, several: bool) -> str:
         "limit": "raise the limit (ulimit -n, ulimit -u), or open fewer files and threads",
         "loader-killed": "give the job more host memory or use fewer DataLoader workers",
         "shm-full": "enlarge /dev/shm (docker --shm-size=16g), or use fewer DataLoader workers",
+        "loader-timeout": "find out why a worker takes so long (storage, a lock), or raise the DataLoader's timeout",
+        "duplicate-device": "bind each rank to a device by itself: torch.cuda.set_device(LOCAL_RANK)",
         "port-taken": "end the stale process that holds the port, or choose another --master-port",
     }
     return cures.get(says, "fix the line that raised it" + (": all these ranks raise it" if several else ""))
@@ -174,7 +180,7 @@ def log_stopped(trace: Trace) -> Iterator[Finding]:
             )
         elif reason in ("PREEMPTION", "PREEMPTED"):
             title, advice = "the scheduler preempted the job", "restart it from its last checkpoint"
-        elif reason == "NODE FAILURE":
+        elif reason in ("NODE FAILURE", "NODENOTREADY"):
             title, advice, action = (
                 "a node failed",
                 "restart it without that node",
@@ -185,7 +191,7 @@ def log_stopped(trace: Trace) -> Iterator[Finding]:
         chosen: Action = "restart-without" if action == "restart-without" else "restart"
         yield finding(
             verdict,
-            title + (f" on {nodes[0]}" if nodes and reason == "NODE FAILURE" else ""),
+            f"{title}: {nodes[0]}" if nodes and reason == "NODE FAILURE" else title,
             certain=("no rank reports a failure before it",),
             advice=advice,
             action=chosen,
@@ -214,6 +220,7 @@ def log_device(trace: Trace) -> Iterator[Finding]:
         number = first.fields.get("xid")
         meaning = xid_of(int(number)) if number is not None else None
         is_hardware = meaning.is_hardware if meaning else first.says in ("device-ecc", "device-lost")
+        is_hardware |= first.kind == "switch"
         what = f"Xid {number}: {meaning.meaning}" if meaning else quoted(str(first.detail("text") or first.text))
         place = who(verdict.ranks, "") or (hosts[0] if hosts else "")
         action: Action = "fix-first" if not is_hardware else "restart-without" if hosts else "restart"

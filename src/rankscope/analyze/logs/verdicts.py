@@ -23,6 +23,7 @@ from rankscope.analyze.logs.events import (
 )
 from rankscope.analyze.logs.watchdog import Standoff, standoff_of
 from rankscope.model.finding import Certainty
+from rankscope.model.numbers import integer, is_number, rank_number
 from rankscope.model.tables import MISSING, Trace
 
 Cause = Literal["failed", "killed", "scheduler", "device", "behind", "mismatch", "stalled", "missing", "undecided"]
@@ -112,8 +113,8 @@ def _ranks_by_pid(attempt: Attempt) -> dict[int, int]:
     known = {event.pid: event.rank for event in attempt.events if event.rank != MISSING and event.pid != MISSING}
     for event in attempt.saying("loader-killed"):
         for pid in str(event.detail("worker_pid") or event.detail("worker_pids") or "").replace(" ", "").split(","):
-            if pid.isdecimal() and event.rank != MISSING:
-                known.setdefault(int(pid), event.rank)
+            if is_number(pid) and event.rank != MISSING:
+                known.setdefault(integer(pid), event.rank)
     return known
 
 
@@ -147,7 +148,7 @@ def _is_after_failure(attempt: Attempt, event: Event, causes: list[Event]) -> bo
 def _ranks(events: list[Event], attempt: Attempt) -> tuple[int, ...]:
     """The ranks of the events, by the process or device that they name where the line itself has none."""
     by_pid = _ranks_by_pid(attempt)
-    ranks = set()
+    ranks: set[int] = set()
     for event in events:
         pids = [event.detail(name) for name in ("killed_pid", "xid_pid")]
         named = {by_pid[int(pid)] for pid in pids if pid is not None and int(pid) in by_pid}
@@ -179,7 +180,7 @@ def _by_report(attempt: Attempt) -> Iterator[Verdict]:
     barrier = attempt.saying("monitored-barrier")
     if barrier:
         listed = ",".join(str(event.detail("missing")) for event in barrier)
-        ranks = tuple(sorted({int(part) for part in listed.replace(" ", "").split(",") if part.isdecimal()}))
+        ranks = tuple(sorted({rank_number(part) for part in listed.replace(" ", "").split(",")} - {MISSING}))
         yield Verdict("behind", attempt, "certain", ranks, tuple(barrier))
     victims = attempt.saying("barrier-victim")
     speakers = {event.rank for event in victims}
@@ -210,7 +211,7 @@ def _by_report(attempt: Attempt) -> Iterator[Verdict]:
 def _awaited_rank(event: Event) -> int:
     """gloo waits for the address of each peer under a key that ends with its rank: `/default_pg/0//cpu//0/2`."""
     head, _, last = str(event.detail("keys") or "").partition(",")[0].strip().rpartition("/")
-    rank = int(last) if head.endswith("//cpu//0") and last.isdecimal() and len(last) < 9 else MISSING
+    rank = rank_number(last) if head.endswith("//cpu//0") else MISSING
     return rank or MISSING  # rank 0 may have come, and wait itself for the others to connect to its store
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from rankscope.analyze.logs.watchdog import Call, Standoff
+from rankscope.analyze.logs.events import Attempt, Event
+from rankscope.analyze.logs.verdicts import Verdict
+from rankscope.analyze.logs.watchdog import Call
 from rankscope.analyze.logs.wording import finding, of_cause, quoted, who
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Finding, format_duration, ranks_phrase
-from rankscope.model.tables import Trace
+from rankscope.model.tables import MISSING, Trace
 
 _RECORD = "rankscope record -o traces -- torchrun ... train.py"
 _WAIT_MORE = (
@@ -17,14 +20,72 @@ _WAIT_MORE = (
 )
 
 
+_UNMERGED = (
+    "set RAY_DEDUP_LOGS=0, or give the worker-*.err files of Ray's session: Ray left out lines that differ only in "
+    "numbers, and with them the ranks"
+)
+_FROZEN = 2  # a watchdog that reports so many times later than its timeout did not run
+
+
+def _wait_notes(verdict: Verdict) -> tuple[str, ...]:
+    """What else the log shows about a wait: dumps that exist, peers that NCCL names, processes that did not run."""
+    attempt, notes = verdict.attempt, []
+    if attempt.of("dump-written", "dump-signal", "watchdog-fired"):
+        notes.append("the ranks tried to write Flight Recorder dumps: give their folder to rankscope, too")
+    peers = Counter(
+        str(event.fields["peer"]) for event in attempt.of("network", "network-peer") if "peer" in event.fields
+    )
+    if peers:
+        [(peer, count)] = peers.most_common(1)
+        notes.append(f"NCCL names {peer} as the peer of a broken connection ({count} of {sum(peers.values())} lines)")
+    if closed := attempt.of("nccl-closed"):
+        first = closed[0]
+        notes.append(f"NCCL on {first.host}: local rank {first.fields['closed_local']} closed its connections first")
+    frozen = {event.rank for event in attempt.of("watchdog-timeout") if _is_late(event)}
+    if frozen:
+        notes.append(f"{ranks_phrase(tuple(sorted(frozen)))} reported its timeout late: the process was frozen")
+    begun, done = _communicators(attempt)
+    if begun - done:
+        notes.append(f"{ranks_phrase(tuple(sorted(begun - done)))} began to create a communicator and did not finish")
+    if attempt.of("unkillable"):
+        notes.append("a process did not end after SIGKILL: its host's driver or device is suspect")
+    return tuple(notes)
+
+
+def _is_late(event: Event) -> bool:
+    limit = int(event.fields.get("timeout_ms", 0))
+    return event.rank >= 0 and limit > 0 and int(event.fields.get("ran_ms", 0)) > _FROZEN * limit
+
+
+def _communicators(attempt: Attempt) -> tuple[set[int], set[int]]:
+    """Ranks that began to create one, and that finished."""
+    states: dict[str, set[int]] = {"START": set(), "COMPLETE": set()}
+    for event in attempt.of("nccl-init"):
+        states[str(event.fields["state"])].add(event.rank)
+    return states["START"] - {MISSING}, states["COMPLETE"]
+
+
 def _as_evidence(trace: Trace, result: Finding) -> Finding | Effect:
     """Dumps show more than counters in a log: there, a log's verdict about a wait is only evidence."""
     return Effect(result) if trace.has("collectives") else result
 
 
-def _deed(standoff: Standoff | None) -> str:
+def _deed(verdict: Verdict) -> str:
     """Without any line of the rank, its log may just be missing."""
-    return "printed nothing while its peers timed out in" if standoff and standoff.absent else "did not come to"
+    standoff = verdict.standoff
+    is_unseen = standoff is not None and set(verdict.ranks) <= set(standoff.absent)
+    return "printed nothing while its peers timed out in" if is_unseen else "did not come to"
+
+
+def _where_instead(verdict: Verdict) -> tuple[str, ...]:
+    """What a rank that did not come says about itself."""
+    left = [event.rank for event in verdict.attempt.of("left-normally") if event.rank in verdict.ranks]
+    if left:
+        return (f"{who(sorted(set(left)))} reached the end of the program: its peers had more work to do",)
+    holders = [event.rank for event in verdict.attempt.of("gil") if event.rank in verdict.ranks]
+    if holders:
+        return (f"a Python thread of {who(sorted(set(holders)))} holds the GIL",)
+    return ("it is stuck outside of the collective, left early, or died without a message",)
 
 
 @rule("H134", "log-behind", needs=("log_events",))
@@ -46,9 +107,10 @@ def log_behind(trace: Trace) -> Iterator[Finding | Effect]:
         standoff = verdict.standoff
         if standoff is not None:
             what = f"collective {standoff.call.seq} ({standoff.call.text})"
-            after = format_duration(standoff.timeout_ms * 10**6)
-            waits = f"{ranks_phrase(standoff.waiting)} timed out in it after {after}"
+            after = f" after {format_duration(standoff.timeout_ms * 10**6)}" if standoff.timeout_ms else ""
+            waits = f"{ranks_phrase(standoff.waiting)} timed out in it{after}"
             missing = (f"the log has no line of {ranks_phrase(standoff.absent)}",) if standoff.absent else ()
+            missing = (*missing, *_wait_notes(verdict))
         else:
             what = (
                 "a monitored barrier"
@@ -62,9 +124,9 @@ def log_behind(trace: Trace) -> Iterator[Finding | Effect]:
             trace,
             finding(
                 verdict,
-                f"{who(verdict.ranks)} {_deed(standoff)} {what}",
+                f"{who(verdict.ranks)} {_deed(verdict)} {what}",
                 certain=(waits,),
-                likely=("it is stuck outside of the collective, left early, or died without a message",),
+                likely=_where_instead(verdict),
                 notes=(*missing, *shown),
                 advice=f"find out what {who(verdict.ranks)} did instead: its last line, "
                 f"`py-spy dump --pid PID`, or `{_RECORD}`",
@@ -142,7 +204,7 @@ def log_stalled(trace: Trace) -> Iterator[Finding | Effect]:
                 f"({standoff.call.text}): no rank is missing",
                 certain=("all ranks of this log report the same call",),
                 likely=("a device or the network stopped it",),
-                notes=(f"hosts: {', '.join(hosts)}",) if hosts else (),
+                notes=(*((f"hosts: {', '.join(hosts)}",) if hosts else ()), *_wait_notes(verdict)),
                 advice=_WAIT_MORE,
                 action="collect-more",
             ),
@@ -199,8 +261,11 @@ def log_undecided(trace: Trace) -> Iterator[Finding | Effect]:
                 verdict,
                 "the job failed, but this log does not show which rank caused it",
                 certain=("every message in it is a consequence of another rank's failure",),
-                notes=(f"the log has no line of {ranks_phrase(tuple(absent))}",) if absent else (),
-                advice=_WAIT_MORE,
+                notes=(
+                    *((f"the log has no line of {ranks_phrase(tuple(absent))}",) if absent else ()),
+                    *_wait_notes(verdict),
+                ),
+                advice=_UNMERGED if verdict.standoff and verdict.standoff.is_merged else _WAIT_MORE,
                 action="collect-more",
                 severity="warning",
             ),

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from rankscope.analyze.logs.events import Attempt, Event
 from rankscope.model.finding import Certainty
+from rankscope.model.numbers import MAX_LONG, integer
 from rankscope.model.tables import MISSING
 
 _UNEVEN = ("GATHER", "SCATTER", "ALLTOALL", "ALLTOALL_BASE")  # sizes may differ between ranks
@@ -88,7 +89,8 @@ def standoff_of(attempt: Attempt) -> Standoff | None:
         certainty: Certainty = "likely" if is_tie else "certain"
         return base._replace(cause="mismatch", certainty=certainty, ranks=_sorted(ranks), odd=odd[0], is_tie=is_tie)
     ahead = {rank for rank, own in calls.items() if own.seq > lowest}
-    if ahead and call.op in _ONE_SIDED:
+    is_unnamed = (group, desc) == ("", "")  # up to torch 2.1: calls of several groups look alike
+    if ahead and (call.op in _ONE_SIDED or is_unnamed):
         return base
     if ahead:  # ranks wait in different calls of one group: some made more calls than others
         minority = min(ahead, set(at_lowest), key=len)
@@ -106,15 +108,15 @@ def _sorted(ranks: set[int]) -> tuple[int, ...]:
 
 def _who_is_missing(attempt: Attempt, waiting: set[int], base: Standoff) -> Standoff:
     """All watchdogs name the same call. Counters of ranks without a time-out are those of the default group."""
+    world = set(range(attempt.world_size))
     if base.desc not in ("default_pg", "") or base.group not in ("0", "default_pg", ""):
-        return base
+        return base._replace(cause="stalled", certainty="likely") if len(world) > 1 and world <= waiting else base
     waiting = waiting | _own_watchdogs(attempt)
     silent = attempt.ranks - waiting
     counted = {event.rank: int(event.fields["enqueued"]) for event in attempt.of("dump-signal") if event.rank in silent}
     behind = {rank for rank, enqueued in counted.items() if enqueued < base.call.seq}
     if behind:
         return base._replace(cause="behind", certainty="likely", ranks=_sorted(behind))
-    world = set(range(attempt.world_size))
     absent = world - waiting - set(counted)
     mute = absent & attempt.ranks  # their log is here: they were silent while their peers timed out
     suspects = mute or absent
@@ -149,7 +151,9 @@ def _by_group(attempt: Attempt) -> dict[tuple[str, str], dict[int, _Seen]]:
         if event.kind == "watchdog-status" and any(event.rank in seen for seen in groups.values()):
             continue  # said already, by the line before it
         call = Call(seq, str(event.fields.get("op", "")), _size(event, "n_in"), _size(event, "n_out"))
-        groups.setdefault(key, {}).setdefault(event.rank, _Seen(call, event))
+        own_calls = groups.setdefault(key, {})
+        if event.rank not in own_calls or seq < own_calls[event.rank].call.seq:
+            own_calls[event.rank] = _Seen(call, event)
     if ("", "") in groups and len(groups) == 2:  # a rank whose status line is lost waits in the only group there is
         unnamed = groups.pop(("", ""))
         [seen_by_rank] = groups.values()
@@ -160,7 +164,7 @@ def _by_group(attempt: Attempt) -> dict[tuple[str, str], dict[int, _Seen]]:
 
 def _size(event: Event, name: str) -> int:
     value = event.fields.get(name, MISSING)
-    return MISSING if str(value) == str(_UNKNOWN_SIZE) or not str(value).lstrip("-").isdecimal() else int(value)
+    return MISSING if str(value) == str(_UNKNOWN_SIZE) else integer(str(value), MAX_LONG)
 
 
 def _started(seen: dict[int, _Seen]) -> tuple[bool, int, int]:

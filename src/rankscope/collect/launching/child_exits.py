@@ -45,7 +45,7 @@ def watch(folder: Path, is_rank: Callable[[], bool]) -> None:
                 note(process.pid, code)
             return code
 
-        popen_fork.Popen.poll = poll  # type: ignore[method-assign]
+        popen_fork.Popen.poll = poll  # type: ignore[method-assign, assignment]
 
 
 def _write(folder: Path, pid: int, code: int) -> None:

@@ -99,8 +99,8 @@ def _completed(attempt: Path, part: Part, code: int | None) -> Part:
     records = {name: {"what": what, "file": name, "n_bytes": n} for what, name in names if (n := _size(attempt / name))}
     got = [*part["got"], *(record for name, record in records.items() if name not in known)]
     ended = part["ended_ns"] or time.time_ns()
-    told = {} if code is None else {"exit_code": code}
-    return {**part, "got": got, "problems": problems, "ended_ns": ended, **told}
+    noted = {} if code is None else {"exit_code": code}
+    return {**part, "got": got, "problems": problems, "ended_ns": ended, **noted}
 
 
 def _finish_lines(partial: Path, final: Path) -> None:

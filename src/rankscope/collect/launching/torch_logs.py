@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -59,8 +60,11 @@ class TorchLogs(Part):
         if not file.path.exists():
             return  # torch had nothing to say under these names
         if file.is_full:
-            problem = f"{self.file_name} ends at {file.path.stat().st_size:,} bytes: limit reached or disk full"
-            self.run.problem(self.NAME, problem, "request fewer logs, raise the limit, or free disk space")
+            size = f"{self.file_name} ends at {file.path.stat().st_size:,} bytes"
+            if file.why:
+                self.run.problem(self.NAME, f"{size}: {file.why}", "collect to a folder that stays and has room")
+            else:
+                self.run.problem(self.NAME, f"{size}: the limit is reached", "request fewer logs, or raise --max-size")
         self.run.publish_written(self.NAME, self.file_name, file.path)
 
     def _place_compile_log(self, handler: Any) -> None:
@@ -129,6 +133,8 @@ def _drop(file: LogFile | None) -> None:
 class LogFile(logging.FileHandler):
     """Takes the records of its own process until its size reaches the limit."""
 
+    why = ""  # what else than the limit ended it
+
     def __init__(self, path: Path, max_bytes: int) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace", delay=True)
         self.path = path
@@ -157,11 +163,11 @@ class LogFile(logging.FileHandler):
             return
         try:
             super().emit(record)
-        except OSError:  # the file cannot be made; handleError is not asked then
-            self.is_full = True
+        except OSError as error:  # the file cannot be made; handleError is not asked then
+            self.is_full, self.why = True, error.strerror or ""
             return
         self.is_full = self.stream is not None and self.stream.tell() >= self._max_bytes
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
         """The disk is full or the folder gone: nothing of that goes to the job's stderr."""
-        self.is_full = True
+        self.is_full, self.why = True, str(getattr(sys.exc_info()[1], "strerror", None) or "")

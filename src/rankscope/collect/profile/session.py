@@ -7,6 +7,7 @@ import functools
 import mmap
 import os
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ EXECUTION_TRACE = "execution_trace"
 _END = re.compile(rb'\]\s*(,\s*"\w+":\s*("[^"\n]*"|[\d.]+)\s*)*\}\s*\Z')
 _N_END = 4096
 _OPERATOR = re.compile(rb'"name": "\w+::')
+_LITTLE_BYTES = 1 << 20  # with less of it free a disk is full
 _NO_WORK = "record later steps (--wait), or call rankscope.step() at the end of each step"
 _SECONDS_TO_GIVE_WAY = 30.0  # for the step that is being recorded to end in its own thread
 _UNDER_NSYS = "NSYS_PROFILING_SESSION_ID"
@@ -109,8 +111,8 @@ class Session:
                 self._run.publish_written(kind, name, partial, pack=self._run.settings.gzip, replace=True)
             else:
                 _delete(partial)
-                hint = "free disk space, or collect to another folder"
-                self._run.problem(kind, f"{name} was not written: torch could not write it completely", hint)
+                reason, hint = why_unwritten(partial.parent)
+                self._run.problem(kind, f"{name} was not written: {reason}", hint)
 
     def drop(self) -> None:
         """Leaves nothing behind, neither in torch nor in the folder."""
@@ -196,10 +198,34 @@ def _let_children_end() -> None:
         return  # not the library of GNU
 
     def leave_early() -> None:
+        if _uses_gloo():
+            return  # it waits there for gloo's threads as well, with us or without: both must do the same
         libc.on_exit(libc._exit, None)  # called last, and given the exit code
         libc.on_exit(libc.fcloseall, None)
 
     os.register_at_fork(after_in_child=leave_early)
+
+
+def _uses_gloo() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        return bool(distributed and distributed.is_initialized() and "gloo" in str(distributed.get_backend()))
+    except Exception:  # a group that is being made or destroyed
+        return False
+
+
+def why_unwritten(folder: Path) -> tuple[str, str]:
+    """torch tells nobody what stopped it: what the folder shows, and what to do."""
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return "the folder is gone", "keep the folder until the job has ended"
+    if status.f_bavail * status.f_frsize < _LITTLE_BYTES:
+        return "the disk is full", "free disk space, or collect to another folder"
+    return (
+        "torch could not write it completely",
+        "check that the job does not close descriptors that it did not open, and its limits (ulimit -f, ulimit -n)",
+    )
 
 
 def _delete(partial: Path) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
+from rankscope.model.numbers import integer
 from rankscope.model.payloads import MappedLog, mapped_log
 from rankscope.model.tables import Array, Table, Trace
 from rankscope.render.html import NOTHING, Html
@@ -332,7 +333,7 @@ def _first_rank_in(log: MappedLog, records: Table) -> tuple[int, int] | None:
 def _rank_in(header: bytes) -> int | None:
     offset = header.find(b'"rank":')  # much faster than a pattern where there is none
     match = _OWN_RANK.match(header, offset) if offset >= 0 else None
-    return int(match.group(1)) if match else None
+    return integer(match.group(1)) if match else None
 
 
 def _url(log: MappedLog, row: Row) -> str:

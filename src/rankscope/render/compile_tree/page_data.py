@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from rankscope.model.numbers import integer
 from rankscope.model.payloads import mapped_log
 from rankscope.model.tables import MISSING, Trace
 from rankscope.render.compile_tree.outputs import Output, RankTree
@@ -137,7 +138,7 @@ def anchor_of(key: Key, order: dict[int, int]) -> str:
 def id_order(compile_id: str) -> list[int]:
     """0/10 behind 0/9; compiled autograd's own graphs behind the frames."""
     is_autograd, *parts = compile_id.startswith("!"), *compile_id.lstrip("!").split("/")
-    return [int(is_autograd), *(int(part) if part.isdecimal() else -1 for part in parts)]
+    return [int(is_autograd), *map(integer, parts)]
 
 
 class _Records(NamedTuple):

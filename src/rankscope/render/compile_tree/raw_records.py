@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import numpy as np
 
+from rankscope.model.numbers import MAX_LONG, integer
 from rankscope.model.payloads import MappedLog, mapped_log
 from rankscope.model.tables import Array, Table, Trace
 from rankscope.render.compile_tree.outputs import NOT_JSON, by_file
@@ -98,7 +99,11 @@ def _writer(origin: bytes) -> bytes:
     if match is None:
         return b""
     path = msgspec.json.encode(match["pathname"].decode("utf-8", "replace"))
-    return b', "thread": %d, "pathname": %s, "lineno": %d' % (int(match["thread"]), path, int(match["lineno"]))
+    return b', "thread": %d, "pathname": %s, "lineno": %d' % (
+        integer(match["thread"], MAX_LONG),
+        path,
+        integer(match["lineno"]),
+    )
 
 
 def _merged(header: bytes, added: bytes) -> bytes:

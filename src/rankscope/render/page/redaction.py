@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from rankscope.model.numbers import is_number
 from rankscope.model.tables import Text, Trace
 from rankscope.render.html import Html, text
 
@@ -80,7 +81,7 @@ def directories_of(trace: Trace, base: str) -> set[str]:
     directories = {name[: end + 1] for name in named if (end := max(name.rfind("/"), name.rfind("\\"))) > 0}
     inside = {name.removeprefix(f"{base.rstrip('/')}/") for name in directories} if base else set()
     # A folder may be called 0, and so is a frame: [0/1] is a compile id.
-    return {name for name in directories | inside if not name[:-1].isdecimal()} - {""}
+    return {name for name in directories | inside if not is_number(name[:-1])} - {""}
 
 
 def without_source(trace: Trace) -> Trace:

@@ -30,7 +30,7 @@ class Comms(NamedTuple):
     src: Array
     dst: Array
     tag: Array
-    n_left_out: tuple[int, int, int]  # calls that are not among the items, of unknown kind, without bytes
+    n_left_out: tuple[int, int, int, int]  # not among the items, of unknown kind, of unknown members, without bytes
 
 
 def comms_of(trace: Trace, items: Items) -> Comms:
@@ -38,7 +38,8 @@ def comms_of(trace: Trace, items: Items) -> Comms:
     rows = np.flatnonzero(table.array("file_id") == items.source.file_id)
     item = _runners(table, rows, items)
     type_, comm_type = _types(table.text("op").take(rows))
-    is_written = (item != MISSING) & (type_ != MISSING)
+    is_known = _are_members_known(table, rows)
+    is_written = (item != MISSING) & (type_ != MISSING) & is_known
     n_unplaced, n_unknown = np.count_nonzero(item == MISSING), np.count_nonzero(type_ == MISSING)
     # Calls that one kernel runs together are one node: the first says what it is, the sizes add up.
     item, first, position = np.unique(item[is_written], return_index=True, return_inverse=True)
@@ -62,8 +63,19 @@ def comms_of(trace: Trace, items: Items) -> Comms:
         src,
         dst,
         tag,
-        (int(n_unplaced), int(n_unknown), int(np.count_nonzero(is_sizeless))),
+        (int(n_unplaced), int(n_unknown), int(np.count_nonzero(~is_known)), int(np.count_nonzero(is_sizeless))),
     )
+
+
+def _are_members_known(table: Table, rows: Array) -> Array:
+    """A simulator takes a collective whose group has no name for one of all ranks, and waits for them forever."""
+    is_p2p = table.array("is_p2p")[rows]
+    peer = np.where(table.text("op").take(rows).equals("recv"), table.array("src")[rows], table.array("dst")[rows])
+    n_ranks = len(np.unique(table.array("rank")))
+    is_nameless = table.text("group_name").take(rows).equals("")
+    is_unknown = table.text("group_ranks").take(rows).equals("[]")
+    is_partial = is_nameless & (table.array("group_size")[rows] < n_ranks) & (table.array("group_size")[rows] > 0)
+    return np.where(is_p2p, peer != MISSING, ~(is_unknown | is_partial))
 
 
 def _runners(table: Table, rows: Array, items: Items) -> Array:
@@ -106,7 +118,7 @@ def groups_of(trace: Trace, file_id: int) -> list[dict[str, Any]]:
     _, firsts = np.unique(called.text("group_name").codes[rows], return_index=True)
     for row in called.take(rows[firsts]).rows():
         ranks = msgspec.json.decode(row["group_ranks"] or "[]", type=list[int])
-        if ranks and row["group_name"] not in groups:
+        if ranks and row["group_name"] and row["group_name"] not in groups:
             written = names.written(row["group_name"])
             groups[row["group_name"]] = {"pg_name": written, "ranks": ranks, "group_size": len(ranks)}
     return list(groups.values())

@@ -46,6 +46,8 @@ class LeftOut(NamedTuple):
     """Collectives without a node and without a kernel."""
     calls_unknown: int
     """Collectives that the schema has no number for: their nodes stay computation."""
+    calls_memberless: int
+    """Collectives whose process group no source shows: their nodes stay computation."""
     calls_sizeless: int
     """Collectives without bytes, written as one byte: a simulator never ends those of none."""
 

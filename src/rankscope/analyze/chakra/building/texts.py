@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from rankscope.analyze.chakra.groups import is_group_number
+from rankscope.model.numbers import is_number
 from rankscope.model.tables import Text
 
 _decoder = msgspec.json.Decoder()
@@ -48,7 +49,7 @@ class GroupNames:
 
 
 def _is_decimal(name: str) -> bool:
-    return name.isascii() and name.isdigit()
+    return is_number(name)
 
 
 def described_groups(groups: Iterable[dict[str, Any]]) -> str:

@@ -37,10 +37,11 @@ class Disagreement(NamedTuple):
 def disagreements(trace: Trace) -> list[Disagreement]:
     """Where operation, type, size or root differ; what comes after the first place is a consequence.
 
-    A rank that has no call at a place may have been recorded for a shorter time, and disagrees with nobody.
+    A rank that has no call at a place may have been recorded for a shorter time, and disagrees with nobody. Calls of
+    unknown groups cannot be compared.
     """
     table = trace.table("et_collectives")
-    table = table.take(np.flatnonzero(~table.array("is_p2p")))
+    table = table.take(np.flatnonzero(~table.array("is_p2p") & ~table.text("group_name").equals("")))
     if not len(table):
         return []
     group = numbered(table.text("group_name").codes, table.text("group_ranks").codes)

@@ -27,15 +27,19 @@ WITH called AS (
     SELECT *, coalesce(rank, {MISSING}) AS own_rank, CASE WHEN is_p2p THEN 'transfer' ELSE coalesce(op, '') END AS what,
            concat_ws(' ', is_p2p, coalesce(group_name, ''), coalesce(group_ranks, ''),
                      CASE WHEN is_p2p THEN src END, CASE WHEN is_p2p THEN dst END,
-                     CASE WHEN is_p2p THEN tag END) AS party
+                     CASE WHEN is_p2p THEN tag END) AS party,
+           CASE WHEN is_p2p THEN src IS NOT NULL AND dst IS NOT NULL
+                ELSE coalesce(group_ranks, '') <> '[]' END AS is_known
     FROM et_collectives
 ), same_place AS (
-    SELECT party, place, count(*) AS n_calls, count(DISTINCT own_rank) AS n_ranks, any_value(match_id) AS match_id,
+    SELECT party, place, bool_and(is_known) AS is_known, count(*) AS n_calls,
+           count(DISTINCT own_rank) AS n_ranks, any_value(match_id) AS match_id,
            count(DISTINCT what) = 1 AND count(DISTINCT match_id) <= 1 AS fits,
            bool_and(seq IS NOT NULL AND NOT is_p2p) AS is_numbered
     FROM called GROUP BY ALL
 ), parties AS (
-    SELECT party, bool_and(fits) AND bool_and(n_calls = n_ranks) AND count(match_id) = count(DISTINCT match_id)
+    SELECT party, bool_and(is_known) AND bool_and(fits) AND bool_and(n_calls = n_ranks)
+           AND count(match_id) = count(DISTINCT match_id)
            AND (bool_and(is_numbered) OR min(n_ranks) = max(n_ranks)) AS fits
     FROM same_place GROUP BY ALL
 )
