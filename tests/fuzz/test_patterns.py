@@ -5,16 +5,20 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
-from source_tree import SourceFile, source_files
 
 from fuzz.worst_cases import worst_cases
+
+sys.path.append(str(Path(__file__).parents[1] / "house"))
+from source_tree import SourceFile, source_files
 
 N_FEW, N_SHORT, N_LONG = 60, 250, 2_000  # rounds of what is repeated
 WORTH_A_LOOK_S = 0.01  # a linear expression takes less than a millisecond for the long text
@@ -120,6 +124,7 @@ def _least(used: Used, method: str, text: Any) -> float:
     return min(_seconds(used, method, text) for _ in range(4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used", all_patterns(), ids=lambda used: used.where)
 def test_a_pattern_takes_time_in_proportion_to_its_text(used: Used) -> None:
     assert slow_cases(used) == []

@@ -19,11 +19,9 @@ def worst_cases(pattern: re.Pattern[Any]) -> list[tuple[str, str, str]]:
     tree = parser.parse(text, pattern.flags & ~re.UNICODE if isinstance(pattern.pattern, bytes) else pattern.flags)
     found: dict[tuple[str, str, str], None] = {}
     for before, body, after in _repeats(list(tree), "", ""):
-        for pump in dict.fromkeys((body, body + after[:1], before + body, before[-1:] + body, after + body)):
-            for first in ("", before):
-                for last in (NEVER, "\n", ""):
-                    if pump:
-                        found[first, pump, last] = None
+        for first, pump in (("", body), (before, body), ("", before + body), ("", after + body)):
+            if pump:
+                found[first, pump, NEVER] = None
     return list(found)
 
 
