@@ -190,7 +190,8 @@ def _describe_machine() -> str:
 
 def _table(results: Sequence[Result]) -> list[str]:
     lines = [
-        "| capture | CPU | relative to `rankscope DIR` | peak memory | page | map drawn | empty page | zoom, median | slowest |",
+        "| capture | CPU | relative to `rankscope DIR` | peak memory | page | map drawn | empty page "
+        "| zoom, median | slowest |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for result in results:

@@ -360,7 +360,7 @@ def test_a_compressed_answer_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) ->
     from rankscope.read.bounded_http import Address, Reply
 
     monkeypatch.setattr(debug_server, "fetch", lambda *args, **kwargs: Reply(200, b"\x1f\x8b bomb"))
-    conversation = debug_server._Conversation(Address("127.0.0.1", 1), debug_server.time.monotonic() + 60)
+    conversation = debug_server._Conversation(Address("127.0.0.1", 1), time.monotonic() + 60)
     question = next(iter(debug_server._QUESTIONS[debug_server.CALLS]))
     assert conversation.ask(question) is None
     assert "compressed" in conversation.problems[0]

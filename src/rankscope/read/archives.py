@@ -64,9 +64,9 @@ def open_errors() -> tuple[type[Exception], ...]:
 
 def members(path: Path) -> Iterator[Member | BadMember]:
     """All files of an archive. Where its end is lost or broken, that follows the members before."""
-    found = _zip_members(path) if path.name.lower().endswith(ZIP) else _tar_members(path)
+    entries = _zip_members(path) if path.name.lower().endswith(ZIP) else _tar_members(path)
     try:
-        for member in found:
+        for member in entries:
             if len(member.name) > _MAX_NAME:
                 yield BadMember(f"{member.name[:80]}...", f"has a name of {len(member.name):,} characters")
             else:

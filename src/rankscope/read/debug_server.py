@@ -137,12 +137,12 @@ def _not_of(given: Sequence[str], workers: Sequence[Worker]) -> frozenset[Worker
 
 def _addresses(host: str) -> frozenset[str]:
     """What a name stands for; this machine's own name stands for the loopback as well."""
-    found = {host.lower()}
+    names = {host.lower()}
     with contextlib.suppress(OSError, UnicodeError):
-        found |= {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
-    if found & {"127.0.0.1", "::1"} or host.lower() == socket.gethostname().lower():
-        found |= {"127.0.0.1", "::1", socket.gethostname().lower()}
-    return frozenset(found)
+        names |= {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    if names & {"127.0.0.1", "::1"} or host.lower() == socket.gethostname().lower():
+        names |= {"127.0.0.1", "::1", socket.gethostname().lower()}
+    return frozenset(names)
 
 
 def _split_rank(text: str) -> tuple[int | None, str]:

@@ -151,11 +151,11 @@ def _local_sources(path: Path) -> tuple[list[Source], list[Unreadable]]:
     files, failed = walk(path) if path.is_dir() else ([path], [])
     for file in files:
         try:
-            for found in _unfold(file):
-                if isinstance(found, Unreadable):
-                    failed.append(found)
+            for unfolded in _unfold(file):
+                if isinstance(unfolded, Unreadable):
+                    failed.append(unfolded)
                 else:
-                    sources.append(found)
+                    sources.append(unfolded)
         except OSError as error:
             failed.append(Unreadable(str(file), f"cannot be opened: {os_reason(error)}", "copy the file again"))
     return sources, failed

@@ -123,8 +123,8 @@ def _tables(keys: dict[str, int], header: _Header, lines: list[_Line]) -> Iterat
     yield Table.from_rows("host_threads", [{**keys, **_thread_row(when, *thread, places)} for when, thread in others])
     yield Table.from_rows("host_seconds", [{**keys, **_second_row(began, line.p)} for line in lines if line.p])
     workers = [line.worker for line in lines if line.worker]
-    found = ({"time_ns": _when(began, when), "pid": pid, **_place(stack)} for when, pid, stack in workers)
-    yield Table.from_rows("host_workers", [{**keys, **row} for row in found])
+    rows = ({"time_ns": _when(began, when), "pid": pid, **_place(stack)} for when, pid, stack in workers)
+    yield Table.from_rows("host_workers", [{**keys, **row} for row in rows])
     machine = header.machine
     for line in lines:
         machine = machine if line.machine is None else line.machine

@@ -52,8 +52,8 @@ class _Walk:
         """Adds the files of a folder. Returns the folders below it."""
         entries: list[os.DirEntry[str]] = []
         try:
-            with os.scandir(folder) as found:
-                entries.extend(found)
+            with os.scandir(folder) as listing:
+                entries.extend(listing)
         except OSError as error:
             problem = f"cannot be listed ({os_reason(error)}): {MAY_HOLD_MORE}"
             self.left_out.append(Unreadable(folder, problem, "check its permissions"))

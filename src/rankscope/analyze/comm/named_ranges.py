@@ -44,10 +44,10 @@ def named_range(trace: Trace, standing: Standing, peers: Sequence[int], late_ns:
     for rank, name, ns in trace.sql(_RANGES.format(ranks=ranks, steps=", ".join(map(str, sorted(steps))))).rows():
         totals[name][rank] = ns
     n_late = min(len(standing.late_steps), _MAX_STEPS)
-    found = []
+    ranges = []
     for name, by_rank in totals.items():
         usual = float(np.median([by_rank.get(peer, 0.0) for peer in peers])) / n_late
         own = by_rank.get(standing.rank, 0.0) / n_late
         if own - usual >= _EXPLAINS * late_ns and own >= _TIMES * usual:
-            found.append(NamedRange(name, own, usual))
-    return min(found, key=lambda one: (one.own_ns, one.name), default=None)
+            ranges.append(NamedRange(name, own, usual))
+    return min(ranges, key=lambda one: (one.own_ns, one.name), default=None)

@@ -103,7 +103,7 @@ class _Event(NamedTuple):
     rows: Array
 
 
-class _Found(NamedTuple):
+class _Arrivals(NamedTuple):
     calls: _Calls
     events: tuple[_Event, ...]
     shared: dict[int, int]
@@ -120,14 +120,14 @@ def crowding_of(trace: Trace) -> Crowding:
 
 
 def _delays(trace: Trace) -> list[Delays]:
-    found = derived(trace, _find)
-    delays = [_of_rank(found, events) for events in _habits(trace, found)]
+    arrivals = derived(trace, _find)
+    delays = [_of_rank(arrivals, events) for events in _habits(trace, arrivals)]
     late = {each.rank for each in delays}
-    single = _single(found, late)
+    single = _single(arrivals, late)
     return sorted([*delays, *([single] if single else [])], key=lambda each: -each.lost_ns)
 
 
-def _find(trace: Trace) -> _Found:
+def _find(trace: Trace) -> _Arrivals:
     """All late calls, net of what the kernel let the rank wait."""
     calls = _read(trace)
     cores = _Waits(trace)
@@ -160,7 +160,7 @@ def _find(trace: Trace) -> _Found:
             events.append(_Event(int(calls.rank[last]), place, late_ns, late_ns - unlucky_ns, rows))
     ranks = tuple(sorted(rank for rank in crowded if crowded[rank] >= _OWN_SHARE * gross[rank]))
     span = _span(calls, calls.is_training)
-    return _Found(calls, tuple(events), shared, Crowding(sum(crowded.values()), span, n_crowded, ranks))
+    return _Arrivals(calls, tuple(events), shared, Crowding(sum(crowded.values()), span, n_crowded, ranks))
 
 
 class _Waits:
@@ -205,10 +205,10 @@ def _read(trace: Trace) -> _Calls:
     return _Calls(rank, key, place.reshape(-1), joined, table["ahead_ns"], op, joined > table["began_ns"], begin)
 
 
-def _habits(trace: Trace, found: _Found) -> Iterator[list[_Event]]:
+def _habits(trace: Trace, arrivals: _Arrivals) -> Iterator[list[_Event]]:
     """Per rank: the delays in the places of the program in which it is nearly always the one that comes last."""
     by_place: dict[int, list[_Event]] = defaultdict(list)
-    for event in found.events:
+    for event in arrivals.events:
         by_place[event.place].append(event)
     kept: dict[int, list[_Event]] = defaultdict(list)
     for events in by_place.values():
@@ -219,32 +219,32 @@ def _habits(trace: Trace, found: _Found) -> Iterator[list[_Event]]:
         limit = _COMPARABLE * float(np.median([event.net_ns for event in events if event.rank == rank]))
         long = [event for event in events if event.net_ns >= limit]
         own = [event for event in long if event.rank == rank]
-        is_crowded = explains(without_core(trace, rank), lost[rank] / max(_span_of(found, rank), 1))
+        is_crowded = explains(without_core(trace, rank), lost[rank] / max(_span_of(arrivals, rank), 1))
         share, by_luck = _HABIT_IF_CROWDED if is_crowded else _HABIT
         n_ranks = max(len(event.rows) for event in events)
         if len(own) < max(_REPEATED, share * len(long)) or likelihood(len(own), len(long), n_ranks) > by_luck:
             continue
         kept[rank] += own
     for rank, events in kept.items():
-        if sum(event.net_ns for event in events) >= _MIN_SHARE * _span_of(found, rank):
+        if sum(event.net_ns for event in events) >= _MIN_SHARE * _span_of(arrivals, rank):
             yield events
 
 
-def _single(found: _Found, known: set[int]) -> Delays | None:
+def _single(arrivals: _Arrivals, known: set[int]) -> Delays | None:
     """A few long events of one rank, in any place, that cost more than all that the others cost together."""
     events: dict[int, list[_Event]] = defaultdict(list)
-    for event in found.events:
+    for event in arrivals.events:
         if event.net_ns >= _SINGLE_NS and event.rank not in known:
             events[event.rank].append(event)
     lost = sorted(((sum(event.net_ns for event in own), rank) for rank, own in events.items()), reverse=True)
     if not lost or (len(lost) > 1 and lost[0][0] < _TIMES * sum(ns for ns, _ in lost[1:])):
         return None
-    delays = _of_rank(found, events[lost[0][1]])
+    delays = _of_rank(arrivals, events[lost[0][1]])
     return delays if delays.share >= _SINGLE_SHARE else None
 
 
-def _of_rank(found: _Found, events: list[_Event]) -> Delays:
-    calls, rank = found.calls, events[0].rank
+def _of_rank(arrivals: _Arrivals, events: list[_Event]) -> Delays:
+    calls, rank = arrivals.calls, events[0].rank
     windows: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for event in events:
         for row in event.rows.tolist():
@@ -254,14 +254,14 @@ def _of_rank(found: _Found, events: list[_Event]) -> Delays:
         rank,
         tuple(sorted(set(windows) - {rank})),
         np.asarray([event.late_ns for event in events], np.int64),
-        found.shared[rank],
-        _span_of(found, rank),
+        arrivals.shared[rank],
+        _span_of(arrivals, rank),
         {each: np.asarray(rows, np.int64) for each, rows in windows.items()},
     )
 
 
-def _span_of(found: _Found, rank: int) -> int:
-    return _span(found.calls, (found.calls.rank == rank) & found.calls.is_training)
+def _span_of(arrivals: _Arrivals, rank: int) -> int:
+    return _span(arrivals.calls, (arrivals.calls.rank == rank) & arrivals.calls.is_training)
 
 
 def _span(calls: _Calls, chosen: Array) -> int:

@@ -94,10 +94,10 @@ def _cause(trace: Trace, delays: Delays) -> Cause | None:
 
 def _runs_nowhere_else(trace: Trace, delays: Delays, part: Part) -> bool:
     """Whether no peer was ever found at the line, or hardly ever."""
-    found = trace.sql(
+    counts = trace.sql(
         "SELECT rank, count(*) FROM host_samples WHERE coalesce(site, frame) = $site GROUP BY rank", site=part.site
     ).rows()
-    times: dict[int, int] = dict(found)
+    times: dict[int, int] = dict(counts)
     most = max((times.get(peer, 0) for peer in delays.peers), default=0)
     return most <= _NOT_AT_ALL * times.get(delays.rank, 0)
 

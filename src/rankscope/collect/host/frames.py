@@ -16,12 +16,12 @@ Item = TypeVar("Item")
 
 def places(frame: FrameType | None) -> tuple[Place, ...]:
     """From the innermost frame on."""
-    found: list[Place] = []
-    while frame is not None and len(found) < _MAX_DEPTH:
+    stack: list[Place] = []
+    while frame is not None and len(stack) < _MAX_DEPTH:
         if not frame.f_code.co_filename.startswith(_OURS):
-            found.append((frame.f_code, frame.f_lineno or 0))  # None between two lines
+            stack.append((frame.f_code, frame.f_lineno or 0))  # None between two lines
         frame = frame.f_back
-    return tuple(found)
+    return tuple(stack)
 
 
 def texts(stack: tuple[Place, ...]) -> list[list[object]]:

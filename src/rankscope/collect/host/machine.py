@@ -33,9 +33,9 @@ def machine() -> dict[str, Any]:
     if limit.isdecimal():
         about["cgroup_memory_bytes"] = int(limit)
     for variable, name in _TOLD.items():
-        told = os.environ.get(variable, "")
-        if told.isdecimal() and len(told) < 10:
-            about[name] = int(told)
+        value = os.environ.get(variable, "")
+        if value.isdecimal() and len(value) < 10:
+            about[name] = int(value)
     torch = sys.modules.get("torch")
     if torch is not None:
         about["n_torch_threads"] = int(torch.get_num_threads())

@@ -43,7 +43,7 @@ class Workers:
 
     def places(self) -> list[list[Any]]:
         """Process number and frames of each worker that has answered since it was asked."""
-        found = []
+        answers = []
         for slot in range(1, _N_SLOTS + 1) if self._shared is not None else ():
             assert self._shared is not None
             start = slot * _SLOT
@@ -51,12 +51,12 @@ class Workers:
             if not 0 < size <= _SLOT - _LENGTH:
                 continue
             try:
-                told = json.loads(self._shared[start + _LENGTH : start + _LENGTH + size])
+                answer = json.loads(self._shared[start + _LENGTH : start + _LENGTH + size])
             except ValueError:  # the worker is writing it
                 continue
             self._shared[start : start + _LENGTH] = bytes(_LENGTH)
-            found.append(told)
-        return found
+            answers.append(answer)
+        return answers
 
     def _watched(self, original: Function) -> Function:
         @functools.wraps(original)
@@ -82,13 +82,13 @@ def _look_on(shared: mmap.mmap, slot: int, thread: int) -> None:
             if not shared[0]:
                 continue
             stack = frames.texts(frames.places(sys._current_frames().get(thread)))
-            told = json.dumps([os.getpid(), stack]).encode()
-            while len(told) > _SLOT - _LENGTH and stack:
+            answer = json.dumps([os.getpid(), stack]).encode()
+            while len(answer) > _SLOT - _LENGTH and stack:
                 stack.pop()
-                told = json.dumps([os.getpid(), stack]).encode()
+                answer = json.dumps([os.getpid(), stack]).encode()
             start = slot * _SLOT
             shared[start : start + _LENGTH] = bytes(_LENGTH)
-            shared[start + _LENGTH : start + _LENGTH + len(told)] = told
-            shared[start : start + _LENGTH] = len(told).to_bytes(_LENGTH, "little")
+            shared[start + _LENGTH : start + _LENGTH + len(answer)] = answer
+            shared[start : start + _LENGTH] = len(answer).to_bytes(_LENGTH, "little")
     except Exception:
         return
