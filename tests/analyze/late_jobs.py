@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ class Scene(NamedTuple):
     delayed_ns: int = 0
     others_ns: int = 0
     library: str = ""  # whose code the line calls
+    samples: int = 0  # per step, of the late rank; the others have 8
+    dtype: str = ""  # of the late rank's operators in the profiler trace; the others have float
 
 
 SCENES = {
@@ -44,6 +46,9 @@ SCENES = {
     "X611": Scene(mark="optimizer"),
     "X612": Scene(state="S", waits_in="clock_nanosleep"),
     "X613": Scene(mark="compile"),
+    "X614": Scene(line=FORWARD, cpu_ns=SAMPLE, samples=40),
+    "X615": Scene(line=FORWARD, cpu_ns=SAMPLE, dtype="double"),
+    "X616": Scene(mark="evaluation", cpu_ns=SAMPLE),
 }
 
 
@@ -57,7 +62,38 @@ def write(folder: Path, scene: Scene, late: Callable[[int], int | None] = lambda
         joined = [_joined(rank, step, late) for step in range(N_STEPS)]
         (folder / f"nccl_trace_rank_{rank}").write_bytes(_dump(rank, joined))
         lines = _host_lines(rank, scene, [step for step in range(N_STEPS) if late(step) == rank])
-        (folder / f"host_{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        _write_lines(folder / f"host_{rank}.jsonl", lines)
+        if scene.samples:
+            _write_lines(folder / f"metrics_{rank}.jsonl", _metric_lines(rank, scene.samples if rank == LATE else 8))
+        if scene.dtype:
+            profile = _profile(rank, scene.dtype if rank == LATE else "float")
+            (folder / f"kineto_trace_{rank}.json").write_text(json.dumps(profile))
+
+
+def _write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _metric_lines(rank: int, n_samples: int) -> Iterator[dict[str, Any]]:
+    yield {"schema": "rankscope.metrics/1", "rank": rank, "world_size": N_RANKS}
+    seconds = PERIOD / 1e9
+    for step in range(1, N_STEPS + 1):
+        for name, value in (("step_time_s", seconds), ("samples_per_s", n_samples / seconds)):
+            yield {"time_ns": START + step * PERIOD, "step": step, "name": name, "value": value}
+
+
+def _profile(rank: int, dtype: str) -> dict[str, Any]:
+    """One step with one product of matrices."""
+    at = {"pid": 100 + rank, "tid": 100 + rank}
+    names = (("user_annotation", "ProfilerStep#1", 0, PERIOD), ("cpu_op", "aten::mm", WORK, 10 * MS))
+    arguments = {"Input Dims": [[8, 8], [8, 8]], "Input type": [dtype, dtype]}
+    events = [
+        {"ph": "X", "cat": kind, "name": name, **at, "ts": start / US, "dur": length / US, "args": arguments}
+        for kind, name, start, length in names
+    ]
+    group = {"pg_name": "0", "pg_desc": "default_pg", "ranks": list(range(N_RANKS))}
+    info = {"backend": "gloo", "rank": rank, "world_size": N_RANKS, "pg_config": [group]}
+    return {"schemaVersion": 1, "distributedInfo": info, "baseTimeNanoseconds": START, "traceEvents": events}
 
 
 def _joined(rank: int, step: int, late: Callable[[int], int | None]) -> int:

@@ -46,13 +46,19 @@ def test_a_rank_that_ended_on_its_own_is_named_with_how(code: int, title: str) -
     assert finding.title == title
 
 
-def test_a_crash_is_named_with_its_line() -> None:
+def crashed() -> Trace:
     looks = {0: [(9, CLOSED, WAITING)], 1: [(8, "Fatal Python error: Segmentation fault", LOADING)]}
-    trace = with_stacks(short(FAILED, {"ending": "", "exit_code": 1}), looks)
+    return with_stacks(short(FAILED, {"ending": "", "exit_code": 1}), looks)
+
+
+def test_a_crash_is_named_with_its_line() -> None:
+    trace = crashed()
     assert errors(trace) == [("H116", (1,))]
     finding = found(trace, "H116")
     assert finding.location is not None
     assert finding.location.line == 31
+    assert finding.peer_location is not None
+    assert finding.peer_location.line == 40  # where the victims waited
 
 
 def test_what_the_launcher_ended_is_no_culprit() -> None:
@@ -61,9 +67,13 @@ def test_what_the_launcher_ended_is_no_culprit() -> None:
     assert not any(code == "H116" for code, _ in errors(with_stacks(short(FAILED, about), looks)))
 
 
-def test_who_waits_for_init_is_a_victim() -> None:
+def not_joined() -> Trace:
     timed_out = "DistStoreError: Timed out after 5 seconds waiting for clients. 1/2 clients joined."
-    trace = stacks_alone({0: [(9, timed_out, INIT)], 1: [(10, "SIGTERM", LOADING)]})
+    return stacks_alone({0: [(9, timed_out, INIT)], 1: [(10, "SIGTERM", LOADING)]})
+
+
+def test_who_waits_for_init_is_a_victim() -> None:
+    trace = not_joined()
     assert errors(trace) == [("H117", (1,))]
     assert found(trace, "H117").location is not None
 
@@ -78,9 +88,13 @@ def test_a_download_that_times_out_is_the_ranks_own_failure() -> None:
     assert errors(trace) == [("H113", (0,))]
 
 
-def test_a_thread_that_keeps_the_interpreter_is_named() -> None:
+def kept_by_a_thread() -> Trace:
     reason = "the interpreter has not ended for 300 s: a thread that is no daemon still runs"
-    finding = found(stacks_alone({1: [(300, reason, EXITING)]}), "H118")
+    return stacks_alone({1: [(300, reason, EXITING)]})
+
+
+def test_a_thread_that_keeps_the_interpreter_is_named() -> None:
+    finding = found(kept_by_a_thread(), "H118")
     assert finding.ranks == (1,)
     assert "which is in forward (train.py:50)" in finding.title
 
@@ -91,8 +105,12 @@ def test_a_process_that_does_not_end_after_its_groups_is_named() -> None:
     assert finding.title == "rank 1 does not end after destroy_process_group: it is in save (save.py:9)"
 
 
+def left_early() -> Trace:
+    return with_stacks(short(FAILED, {"exit_code": 1, "n_steps": 9}), {0: [(9, CLOSED, WAITING)]})
+
+
 def test_a_rank_that_ended_by_itself_while_others_waited_left_early() -> None:
-    trace = with_stacks(short(FAILED, {"exit_code": 1, "n_steps": 9}), {0: [(9, CLOSED, WAITING)]})
+    trace = left_early()
     assert errors(trace) == [("H119", (1,))]
     assert "after 9 steps" in found(trace, "H119").title
 
@@ -103,13 +121,16 @@ def test_a_failed_job_is_never_fine() -> None:
     assert "exit code 7" in root_cause(trace).title
 
 
-def test_who_came_after_the_time_out_is_the_cause() -> None:
+def late_joiner() -> Trace:
     trace = job({0: [f"{CALL} done"], 1: [f"{CALL} done"]})
     calls = trace.table("collectives")
     late = [row if row["rank"] == 0 else {**row, "created_ns": row["created_ns"] + 20 * 10**9} for row in calls.rows()]
     trace = Trace(trace.paths, {**trace.tables, "collectives": Table.from_rows("collectives", late)})
-    trace = with_stacks(trace, {0: [(5, TIMED_OUT, WAITING)], 1: [(21, CLOSED, WAITING)]})
-    assert [code for code, ranks in errors(trace) if ranks == (1,)] == ["H121"]
+    return with_stacks(trace, {0: [(5, TIMED_OUT, WAITING)], 1: [(21, CLOSED, WAITING)]})
+
+
+def test_who_came_after_the_time_out_is_the_cause() -> None:
+    assert [code for code, ranks in errors(late_joiner()) if ranks == (1,)] == ["H121"]
 
 
 def test_ranks_of_other_nodes_are_elsewhere() -> None:
@@ -125,4 +146,4 @@ def test_the_verdict_is_that_of_the_stall_and_names_the_other_threads() -> None:
     trace = with_stacks(job({0: [f"{CALL} done", CALL], 1: [f"{CALL} done"]}), looks)
     cause = root_cause(trace)
     assert (cause.code, cause.ranks, cause.location and cause.location.line) == ("H105", (1,), 31)
-    assert "thread without a name of rank 1 is in forward (train.py:50)" in cause.evidence.certain
+    assert "thread (unnamed) of rank 1 is in forward (train.py:50)" in cause.evidence.certain

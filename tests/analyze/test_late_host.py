@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analyze import late_jobs
-from analyze.late_jobs import FILE, FORWARD, LATE, N_RANKS, PAUSE, PLANTED, SCENES, Scene
+from analyze.late_jobs import FILE, LATE, N_RANKS, PAUSE, SCENES, Scene
 from rankscope.analyze.merging import merge
 from rankscope.model.finding import Finding, Location, Report
 from rankscope.pipeline import diagnose, load
@@ -29,7 +29,7 @@ def test_the_first_finding_has_rank_cause_and_line(code: str, tmp_path: Path) ->
     culprits = () if code == "X608" else (LATE,)  # there the machine is at fault
     assert (first.code, first.ranks, first.severity) == (code, culprits, "warning")
     if code not in ("X607", "X608"):  # these slow down every line
-        line = FORWARD if code == "X609" else PLANTED
+        line = SCENES[code].line
         assert first.location == Location(FILE, line, "train")
     assert abs((first.evidence.cost_ns or 0) - PAUSE) < PAUSE // 10
 

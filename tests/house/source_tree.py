@@ -77,7 +77,7 @@ def on_files(
                     check(source)
                 except AssertionError as error:
                     problems[source.name] = str(error)
-            assert problems == {}
+            assert not problems, "\n".join(f"{name}: {problem}" for name, problem in problems.items())
 
         test.__name__ = check.__name__
         return test

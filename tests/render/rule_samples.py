@@ -19,6 +19,7 @@ from analyze import (
     test_device_memory,
     test_holes,
 )
+from analyze import test_ending as endings
 from analyze import test_host_rules as host
 from analyze import test_stack_rules as stacks
 from analyze import test_training as training
@@ -215,6 +216,11 @@ HAND_MADE: dict[str, Sample] = {
     "H110": of_calls("H110", aborted),
     "H113": of_calls("H113", raised),
     "H115": of_calls("H115", hung_outside),
+    "H116": of_calls("H116", endings.crashed),
+    "H117": of_calls("H117", endings.not_joined),
+    "H118": of_calls("H118", endings.kept_by_a_thread),
+    "H119": of_calls("H119", endings.left_early),
+    "H121": of_calls("H121", endings.late_joiner),
     "H131": of_log("H131", log_texts.KILLED),
     "H132": of_log("H132", log_texts.HANGUP),
     "H133": of_log("H133", log_texts.OFF_THE_BUS),

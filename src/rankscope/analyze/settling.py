@@ -35,7 +35,10 @@ def _explained(findings: Sequence[Finding], cause: Finding) -> tuple[list[Findin
     calls = next((each for each in effects if each.code in ("H101", "H105")), None)
     if calls is not None and calls.group is not None:
         cause_ = msgspec.structs.replace(
-            cause, group=calls.group, collective=calls.collective, peer_location=cause.peer_location or calls.location
+            cause,
+            group=calls.group,
+            collective=calls.collective,
+            peer_location=cause.peer_location or calls.peer_location,
         )
         kept = [cause_ if each is cause else each for each in kept]
     return [each for each in kept if each.code != _FAILED], effects

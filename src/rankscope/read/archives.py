@@ -53,8 +53,8 @@ def unpacked_limit(n_bytes: int) -> int:
 def open_errors() -> tuple[type[Exception], ...]:
     """All that opening a file or an archive can fail with.
 
-    RuntimeError: a zip with a password; NotImplementedError: one packed by a method of its own; ValueError: a path with
-    a zero byte, or a number in a header that is none.
+    RuntimeError: a zip with a password, or packed by an unknown method; ValueError: a path with a zero byte, or a
+    number in a header that is none.
     """
     import tarfile
     import zipfile

@@ -15,6 +15,7 @@ from rankscope.analyze.comm.profile_clocks import clock_of, clock_quality, match
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.clock import MIN_SHARED
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration, ranks_phrase
+from rankscope.model.numbers import integer
 from rankscope.model.tables import MISSING, Array, Trace
 
 _NOTABLE_UNMATCHED = 0.05  # of the calls: single ones are lost at the edges of any window
@@ -114,7 +115,7 @@ def comm_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
 def _numbers_calls(trace: Trace) -> bool:
     """Whether the version that ran is the one that would be recommended."""
     versions = [version for (version,) in trace.sql("SELECT DISTINCT torch FROM manifests").rows() if version]
-    numbers = [[int(word) for word in version.split(".")[:2] if word.isdecimal()] for version in versions]
+    numbers = [[integer(word) for word in version.split(".")[:2]] for version in versions]
     return bool(numbers) and all(number >= [2, 13] for number in numbers)
 
 

@@ -164,7 +164,7 @@ def _user_threads(trace: Trace, standing: Standing) -> Iterator[tuple[str, Locat
     """Other threads of the rank at the same moment that are in the user's code."""
     for row in threads_beside(trace, standing):
         frames, n_hidden = user_part(trace, row["stack_id"])
-        name = row["thread_name"] or "without a name"
+        name = row["thread_name"] or "(unnamed)"
         label = f"thread {name} of rank {standing.rank}"
         yield name, frame_location(trace, row["site_id"]), (StackGroup((standing.rank,), label, frames, n_hidden),)
 

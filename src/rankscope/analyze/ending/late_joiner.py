@@ -77,7 +77,7 @@ def _describe(trace: Trace, view: JobView, row: int, late: int) -> Finding:
             certain=(f"both ranks made the call, in {site_text(view, late)}", f"rank {culprit} made it {behind} later"),
             likely=(
                 f"rank {victim} timed out because rank {culprit} was late",
-                f"rank {culprit} failed as it was gone",
+                f"rank {culprit} then failed because rank {victim} was gone",
             ),
             stacks=standing_stacks(trace, [standing])
             if standing is not None and is_shown

@@ -272,7 +272,7 @@ def threads_beside(trace: Trace, standing: Standing) -> list[dict[str, Any]]:
 def beside_lines(trace: Trace, standing: Standing) -> list[str]:
     """Where other threads are: one of them may hold what the main thread waits for."""
     threads = threads_beside(trace, standing)[:_MAX_PLACES]
-    texts = [(row["thread_name"] or "without a name", frame_location(trace, row["site_id"])) for row in threads]
+    texts = [(row["thread_name"] or "(unnamed)", frame_location(trace, row["site_id"])) for row in threads]
     return [f"{_thread_text(name)} of rank {standing.rank} is in {place_text(location)}" for name, location in texts]
 
 

@@ -12,7 +12,14 @@ from rankscope.model.tables import Trace
 MORE, DTYPE = "more-work", "dtype"
 _MORE = 1.2  # times the peers' work
 _MAIN = 0.5  # of the time in operators that have types
-_COUNTED = ("tokens", "samples")  # metrics of the collector
+_COUNTED = ("tokens", "samples")
+# The collector writes rates: what a step held is its rate times its length.
+_PER_STEP = """
+    SELECT replace(rate.name, '_per_s', ''), rate.rank, median(rate.value * length.value)
+    FROM metrics AS rate JOIN metrics AS length
+         ON length.name = 'step_time_s' AND length.rank = rate.rank AND length.step = rate.step
+    WHERE rate.name IN ('tokens_per_s', 'samples_per_s') AND rate.rank IN ({ranks}) GROUP BY ALL
+"""
 _MAX_SHOWN = 3
 _NOTABLE = 0.1  # of the operators' time
 # Operators that do arithmetic on tensors, by what their first input is. Each is counted without what it calls.
@@ -68,11 +75,7 @@ def dtypes(trace: Trace, rank: int, peers: Sequence[int]) -> tuple[str, str] | N
 
 def more_work(trace: Trace, rank: int, peers: Sequence[int]) -> Iterator[Measure]:
     """What the rank has clearly more of than its median peer: tokens and samples per step, arithmetic."""
-    names = ", ".join(f"'{name}'" for name in _COUNTED)
-    rows = trace.sql(f"""
-        SELECT name, rank, median(value) FROM metrics WHERE name IN ({names}) AND rank IN ({_listed(rank, peers)})
-        GROUP BY ALL
-    """).rows()
+    rows = trace.sql(_PER_STEP.format(ranks=_listed(rank, peers))).rows()
     numbers = {(name, one): value for name, one, value in rows}
     for name in _COUNTED:
         yield from _compared(f"{name} per step", {one: v for (what, one), v in numbers.items() if what == name}, rank)

@@ -7,7 +7,6 @@ import functools
 import mmap
 import os
 import re
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -198,20 +197,10 @@ def _let_children_end() -> None:
         return  # not the library of GNU
 
     def leave_early() -> None:
-        if _uses_gloo():
-            return  # it waits there for gloo's threads as well, with us or without: both must do the same
         libc.on_exit(libc._exit, None)  # called last, and given the exit code
         libc.on_exit(libc.fcloseall, None)
 
     os.register_at_fork(after_in_child=leave_early)
-
-
-def _uses_gloo() -> bool:
-    distributed = sys.modules.get("torch.distributed")
-    try:
-        return bool(distributed and distributed.is_initialized() and "gloo" in str(distributed.get_backend()))
-    except Exception:  # a group that is being made or destroyed
-        return False
 
 
 def why_unwritten(folder: Path) -> tuple[str, str]:
