@@ -66,6 +66,7 @@ def test_kinds_are_chosen_and_left_out() -> None:
         "recorder",
         "metrics",
         "compile-log",
+        "host",
         "output",
     }
     assert chosen(wanted("--nsys")) == {*record.DEFAULTS, "nsys"}
@@ -217,9 +218,8 @@ def test_ctrl_z_stops_both_and_both_go_on(tmp_path: Path) -> None:
 
 def _child_running(pid: int, program: str) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    (job,) = (
-        int(child) for child in children if program.encode() in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-    )
+    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in children}
+    (job,) = (child for child, command in commands.items() if command[1:2] == [program.encode()])
     return job
 
 

@@ -23,7 +23,7 @@ from rankscope.collect.settings import Settings
 signal.alarm(30)
 
 def begin():
-    off = dict.fromkeys(("execution_trace", "kineto", "recorder", "metrics", "compile_log"), False)
+    off = dict.fromkeys(("execution_trace", "kineto", "recorder", "metrics", "compile_log", "host"), False)
     run = Run(Settings(folder=sys.argv[1], stall_seconds=float(sys.argv[2]), **off))
     run.begin(3, 4, 0)
     return run

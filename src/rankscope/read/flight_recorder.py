@@ -60,6 +60,8 @@ def sniff(head: bytes, name: str) -> bool:
             return False
         if sum(key in head for key in _JSON_KEYS) >= 2 or (b'"entries"' in head and b'"collective_seq_id"' in head):
             return True
+        if name.replace("!", "/").rsplit("/", 1)[-1].lower().startswith("rank_"):
+            return False  # many tools call their JSON so, our manifests included
     # Cut, empty or hostile files still carry the name of a dump: they must be reported, not passed over.
     base = name.replace("!", "/").rsplit("/", 1)[-1]
     return bool(_DUMP_NAME.search(base)) and not _OTHER_FORMAT.search(base)

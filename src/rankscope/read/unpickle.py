@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 from collections.abc import Callable
 from typing import Any, BinaryIO, ClassVar, NoReturn, cast
 
@@ -99,7 +100,10 @@ def load_plain(stream: BinaryIO) -> Any:
     content = stream.read()
     if is_usual(content):
         return _PlainUnpickler(io.BytesIO(content)).load()
-    return cast(Any, _SalvagingUnpickler(io.BytesIO(content))).load()
+    try:
+        return cast(Any, _SalvagingUnpickler(io.BytesIO(content))).load()
+    except (struct.error, AssertionError) as error:  # what the one in C calls a bad pickle
+        raise pickle.UnpicklingError(str(error)) from error
 
 
 def salvage_plain(content: bytes) -> Any:

@@ -37,7 +37,7 @@ def machine() -> dict[str, Any]:
         if value.isdecimal() and len(value) < 10:
             about[name] = int(value)
     torch = sys.modules.get("torch")
-    if torch is not None:
+    if torch is not None and hasattr(torch, "get_num_threads"):  # not while torch is being imported
         about["n_torch_threads"] = int(torch.get_num_threads())
     if hasattr(os, "getloadavg"):
         about["load"] = round(os.getloadavg()[0], 2)
