@@ -151,6 +151,8 @@ def _salvage(source: Source) -> tuple[Any, str]:
 
 def _tables(source: Source, dump: dict[str, Any], problem: str) -> Iterator[Table]:
     entries = dump.get("entries", [])
+    if problem and isinstance(entries, list):  # the place of the cut may hold a part of an entry
+        entries = [entry for entry in entries if isinstance(entry, dict)]
     if not isinstance(entries, list) or not set(map(type, entries)) <= {dict}:
         # What else was changed in it nobody knows: the calls that are left would be compared as if they were all.
         wrong = next((e for e in entries if type(e) is not dict), None) if isinstance(entries, list) else entries
@@ -215,6 +217,8 @@ def _status_table(source: Source, status: Any, names: dict[int, str]) -> Table:
         pg_id = _counter(key, MAX_ID)
         if pg_id < 0 or not isinstance(counters, dict):
             continue  # one unreadable counter must not cost the calls
+        if f"{_COUNTERS[0]}_collective" not in counters:
+            continue  # cut off right here: that is not "has enqueued nothing"
         values = [_counter(counters.get(f"{name}_collective", MISSING), MAX_LONG) for name in _COUNTERS]
         if _NO_COUNTER not in values:
             row: dict[str, Any] = {"file_id": source.file_id, "rank": source.rank, "pg_id": pg_id}

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rankscope.collect.host import workers
@@ -75,6 +76,11 @@ class Marks:
 
     def install(self) -> None:
         gc.callbacks.append(self._on_collection)
+        with suppress(ImportError):  # a torch without these hooks: its optimizer steps are not marked
+            self._follow_optimizers()
+        self.install_imported()
+
+    def _follow_optimizers(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         began = [0]
@@ -88,7 +94,6 @@ class Marks:
             began[0] = 0
 
         self._handles = (register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after))
-        self.install_imported()
 
     def install_imported(self) -> None:
         """In the job's own thread, once per step: modules that it has imported since."""
