@@ -91,11 +91,11 @@ def test_every_file_is_there_for_every_rank(everything: Collected, forked: Colle
     assert (everything.ended.code, forked.ended.code, alone.ended.code) == (0, 0, 0)
     profiled = ("kineto_trace_{}.json", "kineto_clean_{}.json", "torch_et_{}.json")
     dumped = ("nccl_trace_rank_{}", "rankscope_trace_rank_{}", "stacks_{}.txt", "desync_{}.txt")
-    more = ("metrics_{}.jsonl", "torch_logs_{}.txt", "nsys_{}.nsys-rep", "manifest.d/rank_{}.json")
+    more = ("metrics_{}.jsonl", "host_{}.jsonl", "torch_logs_{}.txt", "nsys_{}.nsys-rep", "manifest.d/rank_{}.json")
     kinds = {
         2: (*(f"{name}.gz" for name in profiled), *dumped, *more),
-        4: (*profiled, "metrics_{}.jsonl", "nccl_trace_rank_{}", "manifest.d/rank_{}.json"),
-        1: (*profiled, "metrics_{}.jsonl", "manifest.d/rank_{}.json"),
+        4: (*profiled, "metrics_{}.jsonl", "host_{}.jsonl", "nccl_trace_rank_{}", "manifest.d/rank_{}.json"),
+        1: (*profiled, "metrics_{}.jsonl", "host_{}.jsonl", "manifest.d/rank_{}.json"),
     }
     for made in (everything, forked, alone):
         wanted = {kind.format(rank) for kind in kinds[made.n_ranks] for rank in range(made.n_ranks)}

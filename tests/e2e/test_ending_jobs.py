@@ -40,7 +40,7 @@ def test_healthy_jobs_get_no_error(tmp_path: Path) -> None:
 
 def test_torchrun_knows_how_each_rank_ended_and_each_attempt_has_its_verdict(tmp_path: Path) -> None:
     options = ("--max-restarts", "1")
-    job = [*TORCHRUN, "--nproc-per-node", "2", *options, JOB, "restarts", "--timeout", "100"]
+    job = [*TORCHRUN, "--nproc-per-node", "2", *options, JOB, "restarts", "--timeout", "30"]
     assert end(start_record(tmp_path / "traces", ending_jobs.OPTIONS, job)).code == 1
     codes = [rank.get("exit_code") for rank in manifest_of(tmp_path / "traces")["ranks"]]
     assert 1 in codes

@@ -74,7 +74,7 @@ def test_a_script(tmp_path: Path) -> None:
     folder = tmp_path / "t"
     done = end(start("-o", str(folder), "--", sys.executable, JOB, "--reads"), "some input\n")
     assert (done.code, done.out) == (0, "read 'some input\\n'\n")
-    files = {"torch_et_0.json", "kineto_trace_0.json", "kineto_clean_0.json", "metrics_0.jsonl"}
+    files = {"torch_et_0.json", "kineto_trace_0.json", "kineto_clean_0.json", "metrics_0.jsonl", "host_0.jsonl"}
     (printed,) = folder.glob("output_host_*")
     assert names_in(folder) == {*files, printed.name, "manifest.json", "run.json"}
     assert "read 'some input\\n'\n" in printed.read_text()
