@@ -89,7 +89,7 @@ def main() -> int:
     parser.add_argument("--stall", type=float, default=300.0)
     parser.add_argument("--timeout", type=float, default=60.0)
     options = parser.parse_args()
-    off = dict.fromkeys(("execution_trace", "kineto", "metrics", "compile_log"), False)
+    off = dict.fromkeys(("execution_trace", "kineto", "metrics", "host", "compile_log"), False)
     cpp_stacks = options.fault == "snapshot"
     run = Run(Settings(folder=str(options.dumps), stall_seconds=options.stall, cpp_stacks=cpp_stacks, **off))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
