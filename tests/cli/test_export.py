@@ -164,10 +164,13 @@ def test_hostile_values_come_back_as_they_were(name: str, hostile: Trace, tmp_pa
 
 
 def test_hostile_values_as_csv(hostile: Trace, tmp_path: Path) -> None:
+    assert main(["export", "job", "-o", str(tmp_path / "raw"), "--to", "csv", "--raw-csv"]) == 0
+    with (tmp_path / "raw" / "metrics.csv").open(newline="") as file:
+        assert [row["name"] for row in csv.DictReader(file)] == HOSTILE
     assert main(["export", "job", "-o", str(tmp_path / "out"), "--to", "csv"]) == 0
     with (tmp_path / "out" / "metrics.csv").open(newline="") as file:
         written = list(csv.DictReader(file))
-    assert [row["name"] for row in written] == HOSTILE
+    assert [row["name"] for row in written] == [f"'{text}" if text[:1] in set("=+-@") else text for text in HOSTILE]
     assert [int(row["time_ns"]) for row in written] == hostile.table("metrics").array("time_ns").tolist()
     assert [row["step"] for row in written[:2]] == ["", "1"]
 
