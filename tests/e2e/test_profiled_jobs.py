@@ -20,7 +20,7 @@ CAUSES = {
     "sleep": "pause",
     "extra-work": "more-work",
     "slow-loader": "data-loading",
-    "garbage": "garbage-collection",
+    "garbage": "pause",  # nothing in these traces shows what the host did meanwhile
 }
 CAUSES_BY_STACKS = {"sleep-with-stacks": "sleeping", "garbage-with-stacks": "garbage-collection"}
 

@@ -81,14 +81,18 @@ class Marks:
         self.install_imported()
 
     def _follow_optimizers(self) -> None:
+        from torch.compiler import is_compiling
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         began = [0]
 
         def before(*_: Any) -> None:
-            began[0] = time.time_ns()
+            if not is_compiling():  # a compiled step() holds this hook: there it must be nothing
+                began[0] = time.time_ns()
 
         def after(optimizer: Any, *_: Any) -> None:
+            if is_compiling():
+                return
             if began[0] and threading.get_ident() == self.thread:
                 self.add(OPTIMIZER, began[0], type(optimizer).__name__)
             began[0] = 0
