@@ -42,7 +42,7 @@ OUTSIDE: tuple[Pattern, ...] = (
     says(
         "host-oom",
         "oom-kill:constraint",
-        rf"oom-kill:constraint=(CONSTRAINT_\w{{1,20}}).{{0,2000}}?,pid={INT}",
+        rf"oom-kill:constraint=(CONSTRAINT_\w{{1,20}})(?:(?!oom-kill:).){{0,2000}}?,pid={INT}",
         *("by", "killed_pid"),
     ),
     says("host-oom", "OOMKilled", "(OOMKilled)", "by"),
@@ -56,9 +56,7 @@ DEVICE: tuple[Pattern, ...] = (
         rf"{_SYSLOG_HOST}NVRM: Xid \(PCI:([0-9A-Fa-f:.]{{4,20}})\): {INT}(?:, pid='?{INT})?",
         *("node", "bus", "xid", "xid_pid"),
     ),
-    says(
-        "switch", "SXid", rf"{_SYSLOG_HOST}.{{0,40}}?SXid \(PCI:([0-9A-Fa-f:.]{{4,20}})\): {INT}", "node", "bus", "sxid"
-    ),
+    says("switch", "SXid", rf"{_SYSLOG_HOST}SXid \(PCI:([0-9A-Fa-f:.]{{4,20}})\): {INT}", "node", "bus", "sxid"),
     says("device-assert", "Assertion `", r"\.cu:\d{1,9}: .{0,300}?Assertion `([^`]{1,200})` failed", "condition"),
     says(
         "device-oom",

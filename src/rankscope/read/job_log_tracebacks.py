@@ -12,7 +12,7 @@ from rankscope.read.job_log_patterns import Fields
 from rankscope.read.stack_text import UNWOUND_FRAME
 
 _HEADING = "Traceback (most recent call last):"
-_BOXED_HEADING = re.compile(r"[\u2500-]{2,}.{0,4}Traceback \(most recent call last\) [\u2500-]{2,}")  # as rich draws it
+_BOXED_HEADING = re.compile(r"[\u2500-]{2}.{0,4}Traceback \(most recent call last\) [\u2500-]{2}")  # as rich draws it
 _BOXED_FRAME = re.compile(r"[\u2502|] (?P<file>\S.{0,1000}?):(?P<line>\d{1,9}) in (?P<function>\S{1,200})")
 _ORIGINAL = "Original Traceback"  # of a DataLoader's worker: the line is in there
 _IN_THREAD = "Exception in thread "

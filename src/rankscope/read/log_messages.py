@@ -35,7 +35,7 @@ _STARTED = re.compile(
 )
 _LIMIT = re.compile(r"torch\._dynamo hit config\.(?P<name>\w+) \((?P<limit>\d+)\)")
 _LIMIT_SITE = re.compile(rf"\s*function: '(?P<function>[^']+)' \({_SITE}\)\s*$")
-_LIMIT_REASON = re.compile(r"\s*(?:last reason|reasons?): *")
+_LIMIT_REASON = re.compile(r"\s{0,80}(?:last reason|reasons?): {0,80}")
 _LIMIT_ADVICE = re.compile(r"[Tt]o (?:log|diagnose) ")
 _NOT_CONVERTED = re.compile(r"WON'T CONVERT (?P<function>\S+) (?P<file>.+?) line (?P<line>\d{1,9})")
 _LATENCY = re.compile(r"Guard eval latency = (?P<us>\d+(?:\.\d+)?) us")

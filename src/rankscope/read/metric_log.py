@@ -38,7 +38,10 @@ _MIN_LINES = 2  # of JSON: a single object may be anything
 _MAX_LINE = 1 << 20
 _MAX_COLUMNS = 1000
 _MAX_NAME = 200
-_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|inf|infinity)\s*", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"\s{0,80}[+-]?(\d{1,99}(\.\d{0,99})?(e[+-]?\d{1,9})?|\.\d{1,99}(e[+-]?\d{1,9})?|nan|inf|infinity)\s{0,80}",
+    re.IGNORECASE,
+)
 _FIRST_S, _LAST_S = 1e9, 4.1e9  # 2001 to 2099, in seconds: what else is called a time counts from the start of the run
 _SCALES = (1.0, 1e3, 1e6, 1e9)
 _HINT = "pass a CSV file with a header, or JSON lines, with a column named step, epoch or time"

@@ -26,7 +26,7 @@ _MODIFIED = ("LastModified", "last_modified", "mtime", "modified", "updated", "c
 _READ_TIMES = ("atime", "accessed", "time")  # change without a change of the content
 _PASSWORD = re.compile(r"(://[^/@:\s]*):[^/\s]*@")
 _TOKEN = re.compile(r"(https?://)[^/:\s]+@")
-_QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]*")
+_QUERY = re.compile(r"(https?://[^\s?'\"]{0,2000})\?[^\s'\"]*")
 
 
 @dataclass(frozen=True)

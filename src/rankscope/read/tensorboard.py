@@ -27,7 +27,7 @@ _HINT = "pass the event files that a SummaryWriter wrote (events.out.tfevents...
 _HEADER = struct.Struct("<QI")
 _N_CHECKSUM = 4
 _MAX_SCALARS = 1 << 20  # bytes of a record that is looked at: larger ones are images, graphs and the like
-_HOST = re.compile(r"\.tfevents\.\d+\.(?P<host>.+?)\.\d+\.\d+(\.v2)?(\.gz|\.zst)?$")
+_HOST = re.compile(r"\.tfevents\.\d{1,19}\.(?P<host>.{1,255}?)\.\d{1,19}\.\d{1,19}(\.v2)?(\.gz|\.zst)?$")
 
 # Fields: of the event, of a value of its summary, of a tensor.
 _WALL_TIME, _STEP = key(1, protobuf.FIXED64), key(2, protobuf.VARINT)

@@ -22,8 +22,10 @@ MARKS = ("=== rankscope stacks: rank ", "=== Rank ", "(most recent call first):"
 
 # A job's own log may hold stacks too: only a text that begins with them is a file of stacks.
 _BEGIN = re.compile(
-    rb"\s*(?:=== rankscope stacks: rank \d|(?:Current thread|Thread) 0x[0-9a-fA-F]+ [^\n]*\(most recent call first\):"
-    rb"|Timeout \([^\n]*\)!\s+Thread 0x|Process \d+: [^\n]*\n+Python v\d|#0 [^\n]* from [^\n]*:\d)"
+    rb"\s{0,4096}(?:=== rankscope stacks: rank \d"
+    rb"|(?:Current thread|Thread) 0x[0-9a-fA-F]{1,16} [^\n]{0,500}\(most recent call first\):"
+    rb"|Timeout \([^\n]{0,80}\)!\s{1,80}Thread 0x|Process \d{1,10}: [^\n]{0,2000}\n{1,9}Python v\d"
+    rb"|#0 [^\n]{0,500} from [^\n]{0,1000}:\d)"
 )
 _SERVED = re.compile(rb"^=== Rank \d+: [^\n]* ===\r?\n", re.MULTILINE)
 _THREAD = re.compile(rb"\(most recent call first\):|^Thread (?:0x)?[0-9a-fA-F]+ \([a-z+ ]+\)", re.MULTILINE)
