@@ -173,7 +173,11 @@ def _place(frames: list[_Frame]) -> dict[str, object]:
 
 
 def _site(frames: list[_Frame]) -> str:
-    return _text([frame for frame in frames if is_user_frame(frame[0])][:1])
+    """The user's innermost frame; of a comprehension, which some versions of Python call, the function around it."""
+    users = [frame for frame in frames if is_user_frame(frame[0])]
+    while len(users) > 1 and users[0][2].startswith("<") and users[0][:2] == users[1][:2]:
+        users.pop(0)
+    return _text(users[:1])
 
 
 def _text(frames: list[_Frame]) -> str:
