@@ -30,6 +30,11 @@ def _group(finding: Finding) -> str:
     return finding.group.desc or finding.group.name if finding.group else ""
 
 
+def _basename(finding: Finding) -> tuple[str, str]:
+    file, function = _place(finding)
+    return PurePath(file).name, function
+
+
 def _cause(finding: Finding) -> str:
     return str(finding.evidence.facts.get("cause", ""))
 
@@ -41,7 +46,7 @@ def _place(finding: Finding) -> tuple[str, str]:
 _LIKENESSES: Sequence[Callable[[Finding], Hashable]] = (
     lambda finding: (finding.rule, _cause(finding), finding.ranks, *_place(finding), _group(finding)),
     lambda finding: (finding.rule, _cause(finding), *_place(finding), _group(finding)),
-    lambda finding: (finding.rule, _cause(finding), PurePath(_place(finding)[0]).name, _place(finding)[1], _group(finding)),
+    lambda finding: (finding.rule, _cause(finding), _basename(finding), _group(finding)),
 )
 
 

@@ -49,16 +49,16 @@ class Spent:
     python_share: float = 0.0  # of a core that its other Python threads used
 
 
-def together(own: Spent, peers: Sequence[Spent], key: Callable[[str], str]) -> tuple[Spent, tuple[Spent, ...]]:
+def together(spent: Spent, peers: Sequence[Spent], key: Callable[[str], str]) -> tuple[Spent, tuple[Spent, ...]]:
     """The same with the lines joined that have a key in common, under the one at which the rank differs most."""
 
     def excess(part: Part) -> float:
-        return own.parts[part] - float(np.median([each.parts.get(part, 0.0) for each in peers]))
+        return spent.parts[part] - float(np.median([each.parts.get(part, 0.0) for each in peers]))
 
     first: dict[str, Part] = {}
-    for part in sorted((part for part in own.parts if part.kind == LINE), key=excess, reverse=True):
+    for part in sorted((part for part in spent.parts if part.kind == LINE), key=excess, reverse=True):
         first.setdefault(key(part.site), part)
-    return _renamed(own, key, first), tuple(_renamed(each, key, first) for each in peers)
+    return _renamed(spent, key, first), tuple(_renamed(each, key, first) for each in peers)
 
 
 def _renamed(spent: Spent, key: Callable[[str], str], first: dict[str, Part]) -> Spent:
@@ -155,8 +155,10 @@ def _of_python_threads(trace: Trace, rank: int) -> float:
 
 
 def _contains(area: Intervals, time: Array) -> Array:
-    place = np.searchsorted(area.start, time, "right") - 1
-    return (place >= 0) & (time < area.end[np.maximum(place, 0)]) if len(area.start) else np.zeros(len(time), bool)
+    if not len(area.start):
+        return np.zeros(len(time), bool)
+    position = np.searchsorted(area.start, time, "right") - 1
+    return (position >= 0) & (time < area.end[np.maximum(position, 0)])
 
 
 def _manner(state: str | None, waits_in: str | None) -> str:
