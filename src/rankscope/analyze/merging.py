@@ -48,7 +48,7 @@ def _with_note(cause: Finding, same: Sequence[Finding]) -> Finding:
 def _saw_all(cause: Finding) -> bool:
     """It explains the delays of the whole job: what a few profiled steps show beside it is chance."""
     n_late, n_calls = (cause.evidence.facts.get(name, 0) for name in ("n_late", "n_calls"))
-    return n_late >= _MANY and 2 * n_late >= n_calls
+    return bool(n_late >= _MANY and 2 * n_late >= n_calls)
 
 
 def _is_sign(finding: Finding, cause: Finding) -> bool:

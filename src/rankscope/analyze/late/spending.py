@@ -75,15 +75,22 @@ def _renamed(spent: Spent, key: Callable[[str], str], first: dict[str, Part]) ->
     parts: dict[Part, float] = defaultdict(float)
     for part, ns in spent.parts.items():
         parts[name(part)] += ns
-    named = {one: joined(getattr(spent, one)) for one in ("sites", "inside", "manners", "waits_in", "frames")}
-    return replace(spent, parts=parts, **named)
+    return replace(
+        spent,
+        parts=parts,
+        sites=joined(spent.sites),
+        inside=joined(spent.inside),
+        manners=joined(spent.manners),
+        waits_in=joined(spent.waits_in),
+        frames=joined(spent.frames),
+    )
 
 
 def spent_in(trace: Trace, rank: int, windows: Array) -> Spent:
     """What the rank did in these windows, on its own clock."""
     whole = union(windows[:, 0], windows[:, 1], np.zeros(len(windows), np.int64))
-    [(_, *ours)] = _marks(trace, rank, (RECORDING,))
-    whole = difference(whole, union(*ours, np.zeros(len(ours[0]), np.int64)))
+    [(_, start, end)] = _marks(trace, rank, (RECORDING,))
+    whole = difference(whole, union(start, end, np.zeros(len(start), np.int64)))
     spent = Spent(total_ns=float(whole.length.sum()))
     marked: list[tuple[str, Intervals]] = []
     rest = whole
