@@ -115,11 +115,11 @@ def _runs_nowhere_else(trace: Trace, delays: Delays, part: Part) -> bool:
     """Whether no peer was ever found at the line, or in hardly any step. Python code is seen only when it gives up the
     GIL, so what is short is found in few of the steps that run it.
     """
-    found = trace.sql(
+    sightings = trace.sql(
         "SELECT rank, count(DISTINCT step) FROM host_samples WHERE coalesce(site, frame) = $site GROUP BY rank",
         site=part.site,
     ).rows()
-    steps: dict[int, int] = dict(found)
+    steps: dict[int, int] = dict(sightings)
     most = max((steps.get(peer, 0) for peer in delays.peers), default=0)
     return most < max(1, _NOT_AT_ALL * steps.get(delays.rank, 0))
 

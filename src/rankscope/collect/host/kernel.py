@@ -120,8 +120,8 @@ def other_end(inode: str) -> str:
         try:
             with open(f"/proc/self/net/{name}", encoding="ascii") as stream:
                 rows = (line.split() for line in stream.readlines(_MAX_CONNECTIONS))
-                found = next((row[2] for row in rows if len(row) > 9 and row[9] == inode), "")
-            address, _, port = found.partition(":")
+                remote = next((row[2] for row in rows if len(row) > 9 and row[9] == inode), "")
+            address, _, port = remote.partition(":")
             words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]
             if words:
                 return f"{socket.inet_ntop(family, b''.join(words))} port {int(port, 16)}"
