@@ -36,7 +36,7 @@ def longer(trace: Trace) -> Iterator[Finding]:
         yield finding(cause, f"the same line takes it {_times(cause)}", fix)
 
 
-_MANY = 5.0
+_MANY = 10.0
 
 
 def _times(cause: Cause) -> str:
