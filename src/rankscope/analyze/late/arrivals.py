@@ -218,13 +218,13 @@ def _habits(trace: Trace, arrivals: _Arrivals) -> Iterator[list[_Event]]:
         rank = max(lost, key=lambda one: lost[one])
         limit = _COMPARABLE * float(np.median([event.net_ns for event in events if event.rank == rank]))
         long = [event for event in events if event.net_ns >= limit]
-        own = [event for event in long if event.rank == rank]
+        caused = [event for event in long if event.rank == rank]
         is_crowded = explains(without_core(trace, rank), lost[rank] / max(_span_of(arrivals, rank), 1))
         share, by_luck = _HABIT_IF_CROWDED if is_crowded else _HABIT
         n_ranks = max(len(event.rows) for event in events)
-        if len(own) < max(_REPEATED, share * len(long)) or likelihood(len(own), len(long), n_ranks) > by_luck:
+        if len(caused) < max(_REPEATED, share * len(long)) or likelihood(len(caused), len(long), n_ranks) > by_luck:
             continue
-        kept[rank] += own
+        kept[rank] += caused
     for rank, events in kept.items():
         if sum(event.net_ns for event in events) >= _MIN_SHARE * _span_of(arrivals, rank):
             yield events
@@ -236,7 +236,9 @@ def _single(arrivals: _Arrivals, known: set[int]) -> Delays | None:
     for event in arrivals.events:
         if event.net_ns >= _SINGLE_NS and event.rank not in known:
             events[event.rank].append(event)
-    lost = sorted(((sum(event.net_ns for event in own), rank) for rank, own in events.items()), reverse=True)
+    lost = sorted(
+        ((sum(event.net_ns for event in rank_events), rank) for rank, rank_events in events.items()), reverse=True
+    )
     if not lost or (len(lost) > 1 and lost[0][0] < _TIMES * sum(ns for ns, _ in lost[1:])):
         return None
     delays = _of_rank(arrivals, events[lost[0][1]])
@@ -265,5 +267,5 @@ def _span_of(arrivals: _Arrivals, rank: int) -> int:
 
 
 def _span(calls: _Calls, chosen: Array) -> int:
-    own = calls.joined[chosen]
-    return int(own.max() - own.min()) if len(own) else 0
+    joined = calls.joined[chosen]
+    return int(joined.max() - joined.min()) if len(joined) else 0

@@ -53,8 +53,8 @@ class Cause(NamedTuple):
 
 
 def location_of(site: str) -> Location | None:
-    place, _, function = site.partition(" in ")
-    file, _, line = place.rpartition(":")
+    file_and_line, _, function = site.partition(" in ")
+    file, _, line = file_and_line.rpartition(":")
     return Location(file, integer(line), function) if file and is_number(line) else None
 
 
@@ -68,28 +68,28 @@ def _causes(trace: Trace) -> list[Cause]:
 
 
 def _cause(trace: Trace, delays: Delays) -> Cause | None:
-    own = spent_in(trace, delays.rank, delays.windows[delays.rank])
+    spent = spent_in(trace, delays.rank, delays.windows[delays.rank])
     chosen = delays.peers[:: -(-len(delays.peers) // _MAX_PEERS)]
     peers = tuple(spent_in(trace, peer, delays.windows[peer]) for peer in chosen)
-    if own.n_samples < _MIN_SAMPLES and not any(part.kind != LINE for part in own.parts):
+    if spent.n_samples < _MIN_SAMPLES and not any(part.kind != LINE for part in spent.parts):
         return None
-    excess = own.total_ns - float(np.median([each.total_ns for each in peers]))
-    if excess <= 0 or not own.parts:
+    excess = spent.total_ns - float(np.median([each.total_ns for each in peers]))
+    if excess <= 0 or not spent.parts:
         return None
-    part = max(own.parts, key=lambda part: own.parts[part] - _typical(peers, part))
-    own_ns, peers_ns = own.parts[part], _typical(peers, part)
+    part = max(spent.parts, key=lambda part: spent.parts[part] - _typical(peers, part))
+    own_ns, peers_ns = spent.parts[part], _typical(peers, part)
     kind = ""
     if own_ns - peers_ns >= _EXPLAINS * excess:
-        kind = part.kind if part.kind != LINE else _kind_of_line(own, part, own_ns)
-    if kind in _OF_EVERY_LINE and own.n_samples >= _MIN_SAMPLES and _is_kept_from_python(own, peers):
+        kind = part.kind if part.kind != LINE else _kind_of_line(spent, part, own_ns)
+    if kind in _OF_EVERY_LINE and spent.n_samples >= _MIN_SAMPLES and _is_kept_from_python(spent, peers):
         kind = PYTHON_LOCK
     if kind == LONGER:
         kind = EXTRA if _runs_nowhere_else(trace, delays, part) else kind_of_work(trace, delays.rank, chosen) or LONGER
-        if not _computes_more(own, peers, excess, is_proven=kind != LONGER):
+        if not _computes_more(spent, peers, excess, is_proven=kind != LONGER):
             kind = ""  # it was ready to run, but not on a core: its line is chance
     if not kind or (not delays.is_habit and kind not in _EXACT):
         return None
-    return Cause(kind, delays, part, own_ns, peers_ns, own, peers)
+    return Cause(kind, delays, part, own_ns, peers_ns, spent, peers)
 
 
 def _runs_nowhere_else(trace: Trace, delays: Delays, part: Part) -> bool:
@@ -106,31 +106,31 @@ def _typical(peers: tuple[Spent, ...], part: Part) -> float:
     return float(np.median([each.parts.get(part, 0.0) for each in peers]))
 
 
-def _computes_more(own: Spent, peers: tuple[Spent, ...], excess: float, *, is_proven: bool) -> bool:
+def _computes_more(spent: Spent, peers: tuple[Spent, ...], excess: float, *, is_proven: bool) -> bool:
     """On a core, as the kernel counts it. Where cores are short, all that is computed takes longer by as much; but
     that counts only where something else shows that there is more to compute.
     """
-    more = own.running_ns - float(np.median([each.running_ns for each in peers]))
-    stretched = 1 + own.delayed_ns / own.running_ns if is_proven and own.running_ns else 1.0
+    more = spent.running_ns - float(np.median([each.running_ns for each in peers]))
+    stretched = 1 + spent.delayed_ns / spent.running_ns if is_proven and spent.running_ns else 1.0
     return more * stretched >= _COMPUTES * excess
 
 
-def _is_kept_from_python(own: Spent, peers: tuple[Spent, ...]) -> bool:
+def _is_kept_from_python(spent: Spent, peers: tuple[Spent, ...]) -> bool:
     """Another thread keeps the GIL, which slows down every line: the one that takes longest is not to blame."""
     usual = float(np.median([each.sampler_late_ns for each in peers]))
-    is_busy = own.python_share >= _BUSY + float(np.median([each.python_share for each in peers]))
-    return is_busy and own.sampler_late_ns >= usual + _HELD_NS
+    is_busy = spent.python_share >= _BUSY + float(np.median([each.python_share for each in peers]))
+    return is_busy and spent.sampler_late_ns >= usual + _HELD_NS
 
 
-def _is_inside_torch(own: Spent, part: Part) -> bool:
-    frames = own.frames.get(part, {})
+def _is_inside_torch(spent: Spent, part: Part) -> bool:
+    frames = spent.frames.get(part, {})
     return sum(ns for frame, ns in frames.items() if "/torch/" in frame) >= _MOSTLY * sum(frames.values())
 
 
-def _kind_of_line(own: Spent, part: Part, own_ns: float) -> str:
-    manners = own.manners.get(part, {})
+def _kind_of_line(spent: Spent, part: Part, own_ns: float) -> str:
+    manners = spent.manners.get(part, {})
     for manner, kind in ((SLEEPS, SLEEP), (FUTEX, LOCK), (TRANSFERS, TRANSFER)):
         if manners.get(manner, 0.0) >= _MOSTLY * own_ns:
             # Inside torch it waits for torch's own threads: that is no lock of the job, and says nothing.
-            return "" if kind == LOCK and _is_inside_torch(own, part) else kind
+            return "" if kind == LOCK and _is_inside_torch(spent, part) else kind
     return LONGER if manners.get(RUNS, 0.0) >= _MOSTLY * own_ns else ""

@@ -122,8 +122,10 @@ def _of_python_threads(trace: Trace, rank: int) -> float:
 
 
 def _contains(area: Intervals, time: Array) -> Array:
-    place = np.searchsorted(area.start, time, "right") - 1
-    return (place >= 0) & (time < area.end[np.maximum(place, 0)]) if len(area.start) else np.zeros(len(time), bool)
+    if not len(area.start):
+        return np.zeros(len(time), bool)
+    position = np.searchsorted(area.start, time, "right") - 1
+    return (position >= 0) & (time < area.end[np.maximum(position, 0)])
 
 
 def _manner(state: str | None, waits_in: str | None) -> str:

@@ -164,9 +164,9 @@ def other_dtype(trace: Trace) -> Iterator[Finding]:
     What could fool it: a type by design, for example a router in float32 on one rank.
     """
     for cause in of_kind(trace, DTYPE):
-        own, theirs = dtypes(trace, cause.delays.rank, cause.delays.peers) or ("", "")
+        dtype, theirs = dtypes(trace, cause.delays.rank, cause.delays.peers) or ("", "")
         fix = f"convert this rank's model and inputs to {theirs}, as on its peers: .to(dtype)"
-        yield finding(cause, f"it computes in {own}, its peers in {theirs}", fix)
+        yield finding(cause, f"it computes in {dtype}, its peers in {theirs}", fix)
 
 
 @rule("X616", "late-evaluating", needs=("host_samples", "collectives"))

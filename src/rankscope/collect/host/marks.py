@@ -103,8 +103,8 @@ class Marks:
         """In the job's own thread, once per step: modules that it has imported since."""
         for module in [name for name in self._later if name in sys.modules]:
             for owner, name, kind, label in self._later.pop(module):
-                place = sys.modules[module]
-                target = getattr(place, owner, None) if owner else place
+                container = sys.modules[module]
+                target = getattr(container, owner, None) if owner else container
                 if target is not None:
                     self._hooks.replace(target, name, functools.partial(self._watched, kind, label))
         for context in [context for context in self._contexts if context[0] in sys.modules]:
