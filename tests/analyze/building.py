@@ -5,9 +5,9 @@ A call reads `dp:1 all_reduce [8] f32 done @loop.py:10`: description and name of
 - sizes: `[8]`, `[8]->[16]`, `[8][4]->[16]` (several tensors), `[8]->` (no output);
 - type: a key of TYPES;
 - state: done, waiting (when none is given), started, aborted (completed after its time-out) or failed;
-- `@file:line` for the user's line, `#7` for a sequence number out of the row, `^3` for the process's number of the group,
-  `+20` for the time of the call and `=25` for the time of its end (milliseconds), `gloo` for the other backend, `member`
-  and `batch` for coalesced groups.
+- `@file:line` for the user's line, `#7` for a sequence number out of the row, `^3` for the number that the process gave
+  the group, `+20` for the time of the call and `=25` for the time of its end (milliseconds), `gloo` for the other
+  backend, `member` and `batch` for coalesced groups.
 
 `send>1` and `recv<0` name the other side by its position in the group.
 """

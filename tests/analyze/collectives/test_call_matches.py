@@ -60,17 +60,16 @@ class MeshJob:
         turn = 0
         for generation in range(self.n_generations):
             count: dict[str, int] = defaultdict(int)
-            for kind in KINDS:  # whoever makes a group uses it: a generation that nobody used leaves no trace
-                self._make(random, turn, generation, (kind, "all_reduce"), count)
+            drawn = [
+                (random.choice(KINDS), random.choice(("all_reduce", "all_gather", "broadcast", "transfer")))
+                for _ in range(random.randint(4, 12))
+            ]
+            # Whoever makes a group uses it: a generation that nobody used leaves no trace.
+            for called in [*((kind, "all_reduce") for kind in KINDS), *drawn]:
+                self._make(random, turn, generation, called, count)
                 turn += 1
-            for turn in range(turn, turn + random.randint(4, 12)):
-                op = random.choice(("all_reduce", "all_gather", "broadcast", "transfer"))
-                self._make(random, turn, generation, (random.choice(KINDS), op), count)
-            turn += 1
 
-    def _make(
-        self, random: Random, turn: int, generation: int, called: tuple[str, str], count: dict[str, int]
-    ) -> None:
+    def _make(self, random: Random, turn: int, generation: int, called: tuple[str, str], count: dict[str, int]) -> None:
         """One call in all groups of one kind."""
         kind, op = called
         for name, (own, members) in self.groups.items():
@@ -223,8 +222,20 @@ def test_random_programs_over_random_meshes_with_any_subset_of_sources_and_ranks
 @pytest.mark.parametrize(
     ("seed", "recorded", "profiled", "reported", "what"),
     [
-        (10, {0, 2, 5, 6}, {1, 2, 3, 4, 7}, {0, 1}, "what profilers matched on ranks without dumps is the recorded call"),
-        (63, {0, 1, 5}, {1, 2, 3, 4}, {0, 2, 5}, "of which generation a number is remains unknown on a rank without dump"),
+        (
+            10,
+            {0, 2, 5, 6},
+            {1, 2, 3, 4, 7},
+            {0, 1},
+            "what profilers matched on other ranks is the recorded call",
+        ),
+        (
+            63,
+            {0, 1, 5},
+            {1, 2, 3, 4},
+            {0, 2, 5},
+            "of which generation a number is, a rank without dump cannot tell",
+        ),
         (1, {0, 1, 3}, {1, 2, 3}, {0, 1, 3}, "places in a group of which a member left no dump name no peer"),
     ],
 )

@@ -1,9 +1,10 @@
 """The table call_matches, and the match of each call: one and the same collective over all ranks and all sources.
 
 The Flight Recorder's matches decide where it kept the call: for its own calls, for those that are the same call in
-another source, and for what the profiler matched with these. Next comes what the profiler matched; what the recorder
-kept of it on other ranks only is found by its number. What neither has is matched by its number in its group. Where sources contradict each other, or where a group was destroyed and recreated
-and nothing tells which of the two a number is of, the call has no match.
+another source, and for what the profiler matched with these. Next comes what the profiler matched; if the recorder kept
+it on other ranks only, its number tells. What neither has is matched by its number in its group. Where sources
+contradict each other, or where a group was destroyed and recreated and nothing tells which of the two a number is of,
+the call has no match.
 """
 
 from __future__ import annotations

@@ -85,7 +85,11 @@ _Candidates = dict[HostCall, list[Recorded]]
 
 @table("call_twins", needs=("comms",))
 def call_twins(trace: Trace) -> Table:
-    rows = [tuple(row) for row in trace.sql(_NUMBERED, tolerance=_MADE_AFTER_NS).rows()] if trace.has("collectives") else []
+    rows = (
+        [tuple(row) for row in trace.sql(_NUMBERED, tolerance=_MADE_AFTER_NS).rows()]
+        if trace.has("collectives")
+        else []
+    )
     known = recorded_twins(trace)
     for (file_id, rank, comm_id), possible in callers(trace).items():
         rank_twins = known.get((file_id, rank), {})
