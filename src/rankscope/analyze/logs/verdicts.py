@@ -135,8 +135,8 @@ def _bus_number(text: str) -> int:
 def _first_xids(events: list[Event]) -> list[Event]:
     from rankscope.analyze.logs.xid import FOLLOWERS
 
-    own = [event for event in events if event.fields.get("xid") not in FOLLOWERS]
-    return own or events
+    first_faults = [event for event in events if event.fields.get("xid") not in FOLLOWERS]
+    return first_faults or events
 
 
 def _is_after_failure(attempt: Attempt, event: Event, causes: list[Event]) -> bool:
@@ -169,8 +169,8 @@ def _by_failure(attempt: Attempt, causes: list[Event]) -> Iterator[Verdict]:
     certainty: Certainty = "certain" if same and all(surely_ended(attempt, event) for event in first) else "likely"
     if len(first) > 1 and not same:
         exits = attempt.exits
-        own = [event for event in first if event.rank in exits]
-        first = own or first
+        exited = [event for event in first if event.rank in exits]
+        first = exited or first
     is_device = first[0].says in _DEVICE_ERRORS
     yield Verdict("device" if is_device else "failed", attempt, certainty, ranks, tuple(first))
 
@@ -245,9 +245,10 @@ def _by_exit(attempt: Attempt) -> Iterator[Verdict]:
     elif bare := attempt.of("killed", "segfault"):
         yield Verdict("killed", attempt, "likely", _ranks(bare, attempt), tuple(bare))
     else:
-        own = [event for event in attempt.of("traceback", "fatal") if not event.fields.get("is_launcher")]
-        own = [event for event in own if event.fields.get("type")]  # one without its last line explains nothing
-        speakers = {event.rank for event in own}
+        explained = [event for event in attempt.of("traceback", "fatal") if not event.fields.get("is_launcher")]
+        # A traceback without its last line explains nothing.
+        explained = [event for event in explained if event.fields.get("type")]
+        speakers = {event.rank for event in explained}
         mute = [event for rank, event in attempt.exits.items() if rank not in speakers and exit_code(event)]
         if MISSING not in speakers and len(mute) == 1 and 0 < (exit_code(mute[0]) or 0) < 128:
             yield Verdict("killed", attempt, "likely", (mute[0].rank,), tuple(mute))
