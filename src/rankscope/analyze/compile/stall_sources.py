@@ -112,8 +112,8 @@ def stalls_of(trace: Trace) -> Iterator[Stall]:
     sites, ids = sites_of(trace).of_row, trace.table("compilations").text("compile_id")
     view = job_view(trace) if trace.has("collectives") else None
     rows = {} if view is None else _rows_by_record(view)
-    for found in trace.sql(_STALLS.format(delays=" UNION ALL ".join(delays)), compiled=_compiled(trace)).rows():
-        row = _Row(*found)
+    for columns in trace.sql(_STALLS.format(delays=" UNION ALL ".join(delays)), compiled=_compiled(trace)).rows():
+        row = _Row(*columns)
         if row.kind == "step":
             delay = _late_step(row)
         elif view is None or (row.rank, row.record_id) not in rows:

@@ -221,20 +221,20 @@ def _global_peers(groups: Sequence[Group], group_ids: Array, calls: Table, trace
     rows = np.flatnonzero(peers >= 0)
     if not len(rows):
         return peers
-    starts = np.cumsum([0, *(len(group.members) for group in groups)])
-    members = np.array([rank for group in groups for rank in group.members] + [MISSING], np.int32)
-    own = group_ids[rows]
-    position = np.where(peers[rows] < np.diff(starts)[own], starts[:-1][own] + peers[rows], len(members) - 1)
+    starts = np.cumsum([0, *(len(each.members) for each in groups)])
+    members = np.array([rank for each in groups for rank in each.members] + [MISSING], np.int32)
+    group = group_ids[rows]
+    position = np.where(peers[rows] < np.diff(starts)[group], starts[:-1][group] + peers[rows], len(members) - 1)
     mapped = peers.copy()
     mapped[rows] = members[position]
     # Of members that only their calls show some may be absent, and then the positions are those of others. Nobody sends
     # to itself.
     is_wrong = np.zeros(len(groups), bool)
-    is_wrong[own[(mapped[rows] == calls.array("rank")[rows]) | (mapped[rows] == MISSING)]] = True
+    is_wrong[group[(mapped[rows] == calls.array("rank")[rows]) | (mapped[rows] == MISSING)]] = True
     known = trace.table("ranks").array("rank")
     is_partial = len(np.unique(known)) <= int(known.max(initial=-1))
-    is_inferred = np.array([group.inferred for group in groups], bool)
-    mapped[rows[(is_inferred & (is_wrong | is_partial))[own]]] = MISSING
+    is_inferred = np.array([each.inferred for each in groups], bool)
+    mapped[rows[(is_inferred & (is_wrong | is_partial))[group]]] = MISSING
     return mapped
 
 
