@@ -53,7 +53,7 @@ FAULTS = {
     "raise": Fault(("H105", "H113"), "raised ValueError: loss is nan"),
     "mismatch": Fault(("H116", "H103"), "all_reduce [8000]"),
     "barrier": Fault(("H102",), "called barrier"),
-    "nan": Fault(("H119",), "left out the calls of a step", has_line=False),
+    "nan": Fault(("H119",), "skipped the calls of a step", has_line=False),
     "uneven": Fault(("H102",), "left the training loop early"),
     "left": Fault(("H119",), "its loop ended early", has_line=False),
     "swallowed": Fault(("H106",), "skipped all_reduce", has_line=False),

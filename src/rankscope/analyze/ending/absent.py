@@ -224,7 +224,7 @@ def _describe_leavers(trace: Trace, leavers: list[int], waiting: list[int]) -> F
     leaver_rows, last = view.rows_of(leavers[0]), view.rows_of(waiting[0])
     call = int(last[len(leaver_rows)]) if len(last) > len(leaver_rows) else int(last[-1])
     after = f" after {count_noun(n_steps, 'step')}" if n_steps > 0 else ""
-    with_code = f" with code {code}" if code not in (0, MISSING) else ""
+    with_code = f" with exit code {code}" if code not in (0, MISSING) else ""
     notes = [f"the job ended with exit code {job_code}, which may be that of {who}"] if 1 < job_code < 128 else []
     notes += [f"rank {rank} made {count_noun(steps[rank], 'step')}" for rank in waiting[:2] if steps.get(rank, 0) > 0]
     frames, n_hidden = (

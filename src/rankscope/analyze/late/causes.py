@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.analyze.derived import derived
 from rankscope.analyze.late.arrivals import Delays, delays_of
 from rankscope.analyze.late.profiled import kind_of_work
-from rankscope.analyze.late.spending import FUTEX, LINE, RUNS, SLEEPS, TRANSFERS, Part, Spent, spent_in
+from rankscope.analyze.late.spending import FUTEX, LINE, RUNS, SLEEPS, TRANSFERS, Part, Spent, spent_in, together
 from rankscope.model.finding import Location
 from rankscope.model.numbers import integer, is_number
 from rankscope.model.tables import Trace
@@ -23,7 +23,8 @@ _OF_EVERY_LINE = ("", LOCK, LONGER, EXTRA, OPTIMIZER, EVALUATION, GC, COMPILE)  
 _EXPLAINS = 0.5  # of the delay
 _MOSTLY = 0.5  # of the samples at a line
 _COMPUTES = 0.4  # of the delay must be time on a core, or follow from it
-_NOT_AT_ALL = 0.02  # of what the rank spends at a line: peers that spend less do not run it
+_TWICE = 2.0  # the time on a core of its peers: no other process makes that
+_NOT_AT_ALL = 0.02  # of the steps in which the rank is at a line: peers that are in fewer do not run it
 _MAX_PEERS = 8  # more do not move the median
 _MIN_SAMPLES = 3
 _HELD_NS = 1_000_000  # that the sampler comes later than on other ranks: Python hands its lock on after up to 5 ms
@@ -76,7 +77,7 @@ def _cause(trace: Trace, delays: Delays) -> Cause | None:
     excess = spent.total_ns - float(np.median([each.total_ns for each in peers]))
     if excess <= 0 or not spent.parts:
         return None
-    part = max(spent.parts, key=lambda part: spent.parts[part] - _typical(peers, part))
+    spent, peers, part = _most(spent, peers, excess)
     own_ns, peers_ns = spent.parts[part], _typical(peers, part)
     kind = ""
     if own_ns - peers_ns >= _EXPLAINS * excess:
@@ -92,14 +93,35 @@ def _cause(trace: Trace, delays: Delays) -> Cause | None:
     return Cause(kind, delays, part, own_ns, peers_ns, spent, peers)
 
 
+def _most(spent: Spent, peers: tuple[Spent, ...], excess: float) -> tuple[Spent, tuple[Spent, ...], Part]:
+    """The part in which the rank differs most; if no line explains the delay, of whole functions."""
+
+    def widest(spent: Spent, peers: tuple[Spent, ...]) -> Part:
+        return max(spent.parts, key=lambda part: spent.parts[part] - _typical(peers, part))
+
+    part = widest(spent, peers)
+    if spent.parts[part] - _typical(peers, part) < _EXPLAINS * excess:
+        spent, peers = together(spent, peers, _function_of)
+        part = widest(spent, peers)
+    return spent, peers, part
+
+
+def _function_of(site: str) -> str:
+    place, _, function = site.partition(" in ")
+    return f"{place.rpartition(':')[0]} {function}"
+
+
 def _runs_nowhere_else(trace: Trace, delays: Delays, part: Part) -> bool:
-    """Whether no peer was ever found at the line, or hardly ever."""
-    counts = trace.sql(
-        "SELECT rank, count(*) FROM host_samples WHERE coalesce(site, frame) = $site GROUP BY rank", site=part.site
+    """Whether no peer was ever found at the line, or in hardly any step. Python code is seen only when it gives up the
+    GIL, so what is short is found in few of the steps that run it.
+    """
+    sightings = trace.sql(
+        "SELECT rank, count(DISTINCT step) FROM host_samples WHERE coalesce(site, frame) = $site GROUP BY rank",
+        site=part.site,
     ).rows()
-    times: dict[int, int] = dict(counts)
-    most = max((times.get(peer, 0) for peer in delays.peers), default=0)
-    return most <= _NOT_AT_ALL * times.get(delays.rank, 0)
+    steps: dict[int, int] = dict(sightings)
+    most = max((steps.get(peer, 0) for peer in delays.peers), default=0)
+    return most < max(1, _NOT_AT_ALL * steps.get(delays.rank, 0))
 
 
 def _typical(peers: tuple[Spent, ...], part: Part) -> float:
@@ -108,9 +130,11 @@ def _typical(peers: tuple[Spent, ...], part: Part) -> float:
 
 def _computes_more(spent: Spent, peers: tuple[Spent, ...], excess: float, *, is_proven: bool) -> bool:
     """On a core, as the kernel counts it. Where cores are short, all that is computed takes longer by as much; but
-    that counts only where something else shows that there is more to compute.
+    that counts only where something else shows that there is more to compute, or by how much it is more.
     """
-    more = spent.running_ns - float(np.median([each.running_ns for each in peers]))
+    usual = float(np.median([each.running_ns for each in peers]))
+    more = spent.running_ns - usual
+    is_proven |= spent.running_ns >= _TWICE * usual
     stretched = 1 + spent.delayed_ns / spent.running_ns if is_proven and spent.running_ns else 1.0
     return more * stretched >= _COMPUTES * excess
 
