@@ -43,8 +43,8 @@ class LogClock:
     def shift_ns(self) -> int:
         """What makes UTC of a stamp without a zone: 0 where no line has two stamps."""
         shifts: Counter[int] = Counter()
-        for collected, own in self._pairs:
-            shift = collected - near_year_ns(own, collected)
+        for collected, printed in self._pairs:
+            shift = collected - near_year_ns(printed, collected)
             whole = round(shift / _QUARTER_NS) * _QUARTER_NS
             if abs(shift - whole) <= _SURE_NS and abs(whole) <= _MAX_ZONE_NS:
                 shifts[whole] += 1

@@ -305,9 +305,9 @@ class JobLog:
 
     def _end_stack(self) -> None:
         assert self._stack is not None
-        place = self._stack.fields()
-        if place:
-            self._add(self._stack.number, self._stack.line, "waiting-at", self._stack.text, place)
+        fields = self._stack.fields()
+        if fields:
+            self._add(self._stack.number, self._stack.line, "waiting-at", self._stack.text, fields)
         self._stack = None
 
     def _add(self, number: int, line: Line, kind: str, text: str, fields: Fields) -> None:

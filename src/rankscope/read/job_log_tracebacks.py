@@ -116,8 +116,8 @@ class Traceback:
     def _is_frame(self, text: str) -> bool:
         match = _FRAME.match(self._cut_frame + text) or (_BOXED_FRAME.match(text) if self._is_boxed else None)
         if match is not None and len(self._frames) < _MAX_FRAMES:
-            place = {"file": match["file"], "line": int(match["line"]), "function": match["function"].strip()}
-            self._frames.append(place)
+            frame = {"file": match["file"], "line": int(match["line"]), "function": match["function"].strip()}
+            self._frames.append(frame)
         is_cut = match is None and not self._cut_frame and not self.is_named and _CUT_FRAME.match(text) is not None
         self._cut_frame = text if is_cut else ""
         return match is not None or is_cut
@@ -194,7 +194,7 @@ class Traceback:
 
     def fields(self) -> Fields:
         frames = self._frames[::-1] if not self._is_fatal else self._frames  # innermost first
-        own = next((frame for frame in frames if not _LIBRARY.search(frame["file"])), None)
+        user_frame = next((frame for frame in frames if not _LIBRARY.search(frame["file"])), None)
         first = self._message[0] if self._message else ""
         match = _EXCEPTION.match(first)
         fields: Fields = {
@@ -207,8 +207,8 @@ class Traceback:
             "is_ignored": bool(self._heading) and not self._heading.startswith(_IN_THREAD),
             "in_thread": self._heading.startswith(_IN_THREAD),
         }
-        if own is not None:
-            fields["place"] = own
+        if user_frame is not None:
+            fields["place"] = user_frame
         if self._chained:
             fields["chained"] = self._chained[:8]
         inside = message_of(self.summary)
@@ -245,11 +245,11 @@ class CollectiveStack:
         return self.line.text
 
     def fields(self) -> Fields:
-        own = next(
+        user_frame = next(
             (frame for frame in self._frames if not _LIBRARY.search(frame["file"]) and "/torch/" not in frame["file"]),
             None,
         )
-        return {"place": own, "frames": self._frames} if own else {}
+        return {"place": user_frame, "frames": self._frames} if user_frame else {}
 
 
 _ENTRY = re.compile(r"\s{1,8}(time|host|rank|exitcode|error_file|traceback)\s{0,12}: (.{0,4000})$", re.DOTALL)

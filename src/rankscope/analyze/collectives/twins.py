@@ -73,8 +73,8 @@ def call_twins(trace: Trace) -> Table:
     rows = [tuple(row) for row in trace.sql(_NUMBERED).rows()] if trace.has("collectives") else []
     known = recorded_twins(trace)
     for (file_id, rank, comm_id), possible in callers(trace).items():
-        own = known.get((file_id, rank), {})
-        twin = _agreed([own.get(call.op_id, Twin()) for call in possible])
+        rank_twins = known.get((file_id, rank), {})
+        twin = _agreed([rank_twins.get(call.op_id, Twin()) for call in possible])
         if len({(call.op, call.partner) for call in possible}) == 1:
             called = (possible[0].op, possible[0].partner)
             rows.append((file_id, rank, comm_id, *called, twin.group_id, *twin[1:]))
@@ -139,14 +139,14 @@ def _noted_at_the_time(calls: Sequence[HostCall], records: Sequence[Recorded]) -
         first = max(bisect_right(created, earliest), n_passed)
         last = bisect_right(created, call.end_ns + (0 if is_first else _TOLERANCE_NS))
         fitting = [
-            place
-            for place in range(first, last)
-            if noted[place].can_be(call.op, call.n_elements) and noted[place].completed_ns >= call.start_ns
+            position
+            for position in range(first, last)
+            if noted[position].can_be(call.op, call.n_elements) and noted[position].completed_ns >= call.start_ns
         ]
         if is_one_thread and fitting:
             fitting = fitting[-1:] if is_first else fitting[:1]
             n_passed = fitting[0] + 1
-        candidates[call] = [noted[place] for place in fitting]
+        candidates[call] = [noted[position] for position in fitting]
     return candidates
 
 
@@ -169,12 +169,14 @@ def twins_by_order(records: Sequence[Recorded], ops: Sequence[str], sizes: Seque
     Some recorders keep no transfers. The whole program of the rank has to be recorded, or they may be of a lost part.
     """
     has_transfers = any(record.op in P2P for record in records)
-    chosen = [place for place, op in enumerate(ops) if has_transfers or op not in P2P]
+    chosen = [position for position, op in enumerate(ops) if has_transfers or op not in P2P]
     starts = [
         start
         for start in range(len(records) - len(chosen) + 1)
-        if all(records[start + at].can_be(ops[place], sizes[place]) for at, place in enumerate(chosen))
+        if all(records[start + at].can_be(ops[position], sizes[position]) for at, position in enumerate(chosen))
     ]
-    twins = {place: _known([records[start + at] for start in starts]) for at, place in enumerate(chosen) if starts}
-    for place in range(len(ops)):
-        yield twins.get(place, Twin())
+    twins = {
+        position: _known([records[start + at] for start in starts]) for at, position in enumerate(chosen) if starts
+    }
+    for position in range(len(ops)):
+        yield twins.get(position, Twin())

@@ -126,10 +126,10 @@ def exit_hang(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     does = "does not end" if len(ranks) == 1 else "do not end"
     location: Location | None
     if threads:
-        name, place, stacks = threads[0]
-        location = place
-        what = f"{who} {does}: the interpreter waits for thread {name}, which is in {place_text(place)}"
-        advice = f"make thread {name} a daemon, or stop it: it does not leave {place_text(place)}"
+        name, thread_location, stacks = threads[0]
+        location = thread_location
+        what = f"{who} {does}: the interpreter waits for thread {name}, which is in {place_text(thread_location)}"
+        advice = f"make thread {name} a daemon, or stop it: it does not leave {place_text(thread_location)}"
     else:
         location = location_of_standing(trace, first)
         stacks = standing_stacks(trace, late)
@@ -216,16 +216,20 @@ def _describe_leavers(trace: Trace, leavers: list[int], waiting: list[int]) -> F
     steps = dict(zip(manifests.array("rank").tolist(), manifests.array("n_steps").tolist(), strict=True))
     n_steps, code = steps.get(leavers[0], 0), rank_codes(trace).get(leavers[0], MISSING)
     job_code = int(manifests.array("exit_code").max(initial=MISSING))
-    own, last = view.rows_of(leavers[0]), view.rows_of(waiting[0])
-    call = int(last[len(own)]) if len(last) > len(own) else int(last[-1])
+    leaver_rows, last = view.rows_of(leavers[0]), view.rows_of(waiting[0])
+    call = int(last[len(leaver_rows)]) if len(last) > len(leaver_rows) else int(last[-1])
     after = f" after {count_noun(n_steps, 'step')}" if n_steps > 0 else ""
     with_code = f" with exit code {code}" if code not in (0, MISSING) else ""
     notes = [f"the job ended with exit code {job_code}, which may be {who}'s own"] if 1 < job_code < 128 else []
     notes += [f"rank {rank} made {count_noun(steps[rank], 'step')}" for rank in waiting[:2] if steps.get(rank, 0) > 0]
-    frames, n_hidden = user_part(trace, int(view.calls.array("stack_id")[int(own[-1])])) if len(own) else ((), 0)
-    made = f"rank {leavers[0]} made {count_noun(len(own), 'call')}, rank {waiting[0]} made {len(last):,}"
+    frames, n_hidden = (
+        user_part(trace, int(view.calls.array("stack_id")[int(leaver_rows[-1])])) if len(leaver_rows) else ((), 0)
+    )
+    made = f"rank {leavers[0]} made {count_noun(len(leaver_rows), 'call')}, rank {waiting[0]} made {len(last):,}"
     lasts = (
-        (f"its last call is {call_text(view, int(own[-1]))} in {site_text(view, int(own[-1]))}",) if len(own) else ()
+        (f"its last call is {call_text(view, int(leaver_rows[-1]))} in {site_text(view, int(leaver_rows[-1]))}",)
+        if len(leaver_rows)
+        else ()
     )
     return Finding(
         severity="error",

@@ -138,11 +138,11 @@ def _refused_by_gloo(trace: Trace, deaths: Sequence[Death]) -> Finding | None:
             evidence=Evidence(certain=(f"gloo said: {said}",), stacks=stacks),
             help="compare the calls of all ranks at this line: same operation, same sizes, same order",
         )
-    rank, (call, place, location) = next(iter(odd.items()))
+    rank, (call, site, location) = next(iter(odd.items()))
     return Finding(
         severity="error",
         certainty="likely",
-        title=f"rank {rank} called {call} in {place}, which does not fit what rank {victim.rank} called",
+        title=f"rank {rank} called {call} in {site}, which does not fit what rank {victim.rank} called",
         ranks=(rank,),
         location=location,
         peer_location=location_of_standing(trace, victim.standing) if victim.standing else None,
@@ -176,8 +176,8 @@ def last_words(trace: Trace, rank: int) -> list[str]:
     events = trace.table("log_events")
     kinds, ranks = events.text("kind").tolist(), events.array("rank").tolist()
     texts = events.text("text").tolist()
-    own = [texts[row] for row, kind in enumerate(kinds) if kind == "last-output" and ranks[row] == rank]
-    return [text.strip()[:200] for text in own[-_N_LAST_LINES:] if text.strip()]
+    last_outputs = [texts[row] for row, kind in enumerate(kinds) if kind == "last-output" and ranks[row] == rank]
+    return [text.strip()[:200] for text in last_outputs[-_N_LAST_LINES:] if text.strip()]
 
 
 def _memory_notes(trace: Trace, rank: int) -> tuple[str, ...]:

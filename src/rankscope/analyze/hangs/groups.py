@@ -75,13 +75,13 @@ def resolve_groups(trace: Trace) -> dict[str, Table]:
 
 def _generations(calls: Table, group_of_pair: Sequence[Group], pair_of_row: Array) -> Array:
     """For each call, which generation of its group it was made in; 0 throughout where none was made again."""
-    own = own_generations(calls, calls.array("rank"))
-    if not own.any():
-        return own
+    generation = own_generations(calls, calls.array("rank"))
+    if not generation.any():
+        return generation
     created = calls.array("created_ns")
     lives: dict[Group, dict[int, list[Life]]] = defaultdict(lambda: defaultdict(list))
-    n_lives = int(own.max()) + 1
-    keys, inverse = np.unique(pair_of_row * n_lives + own, return_inverse=True)
+    n_lives = int(generation.max()) + 1
+    keys, inverse = np.unique(pair_of_row * n_lives + generation, return_inverse=True)
     first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), MISSING, np.int64)
     np.minimum.at(first, inverse, created)
     np.maximum.at(last, inverse, created)

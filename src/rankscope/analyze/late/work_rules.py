@@ -36,8 +36,13 @@ def longer(trace: Trace) -> Iterator[Finding]:
         yield finding(cause, f"the same line takes it {_times(cause)}", fix)
 
 
+_MANY = 5.0
+
+
 def _times(cause: Cause) -> str:
-    return f"{cause.own_ns / cause.peers_ns:.1f} times as long" if cause.peers_ns else "much longer"
+    """A multiple of what was hardly ever seen would be a guess."""
+    is_seen = cause.own_ns <= _MANY * cause.peers_ns
+    return f"{cause.own_ns / cause.peers_ns:.1f} times as long" if is_seen else "much longer"
 
 
 @rule("X610", "late-extra-work", needs=("host_samples", "collectives"))
@@ -164,9 +169,9 @@ def other_dtype(trace: Trace) -> Iterator[Finding]:
     What could fool it: a type by design, for example a router in float32 on one rank.
     """
     for cause in of_kind(trace, DTYPE):
-        own, theirs = dtypes(trace, cause.delays.rank, cause.delays.peers) or ("", "")
+        dtype, theirs = dtypes(trace, cause.delays.rank, cause.delays.peers) or ("", "")
         fix = f"convert this rank's model and inputs to {theirs}, as on its peers: .to(dtype)"
-        yield finding(cause, f"it computes in {own}, its peers in {theirs}", fix)
+        yield finding(cause, f"it computes in {dtype}, its peers in {theirs}", fix)
 
 
 @rule("X616", "late-evaluating", needs=("host_samples", "collectives"))

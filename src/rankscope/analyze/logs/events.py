@@ -64,8 +64,8 @@ class Event(NamedTuple):
 
     @property
     def place(self) -> Location | None:
-        place = self.fields.get("place")
-        return Location(str(place["file"]), int(place["line"]), str(place["function"])) if place else None
+        frame = self.fields.get("place")
+        return Location(str(frame["file"]), int(frame["line"]), str(frame["function"])) if frame else None
 
     def detail(self, name: str) -> Any:
         """A field of the event, or of the message inside its traceback."""
@@ -111,13 +111,13 @@ class Attempt:
     def exits(self) -> dict[int, Event]:
         """How each process ended that ended by itself, by rank; the launcher's table comes before its lines."""
         stopped = self.stopped_pids
-        own: dict[int, Event] = {}
+        exits: dict[int, Event] = {}
         for event in self.of("exit"):
             if event.rank == MISSING or event.fields.get("exit_pid") in stopped or exit_code(event) in (-15, 143):
                 continue
-            if event.rank not in own or "exit_rank" in event.fields:
-                own[event.rank] = event
-        return own
+            if event.rank not in exits or "exit_rank" in event.fields:
+                exits[event.rank] = event
+        return exits
 
     @property
     def has_failed(self) -> bool:
@@ -242,17 +242,17 @@ def was_uncaught(attempt: Attempt, event: Event) -> bool:
 
 def is_last(attempt: Attempt, event: Event) -> bool:
     outputs = [other for other in _last_outputs(attempt, event) if "is_whole_file" not in other.fields]
-    own = [other for other in outputs if other.rank == event.rank] or outputs
+    same_rank = [other for other in outputs if other.rank == event.rank] or outputs
     n_frames = 3 * len(event.fields.get("frames") or ()) + 8
-    return all(other.line <= event.line + n_frames for other in own)
+    return all(other.line <= event.line + n_frames for other in same_rank)
 
 
 def ends_its_output(attempt: Attempt, event: Event) -> bool:
     """Hardly anything was printed after the last message of this kind."""
     last = max(other.line for other in attempt.of(event.kind) if other.file_id == event.file_id)
     outputs = _last_outputs(attempt, event)
-    own = [other for other in outputs if other.rank == event.rank] or outputs
-    return all(other.line <= last + 1 for other in own)
+    same_rank = [other for other in outputs if other.rank == event.rank] or outputs
+    return all(other.line <= last + 1 for other in same_rank)
 
 
 def _last_outputs(attempt: Attempt, event: Event) -> list[Event]:

@@ -17,9 +17,9 @@ def first_exits(attempt: Attempt) -> list[Event]:
 
     A launcher ends the others after the first failure, at last with SIGKILL.
     """
-    own = [event for event in attempt.exits.values() if exit_code(event) != 0]
-    times = [moment for event in own if (moment := _moment(event)) != MISSING]
-    return [event for event in own if _moment(event) == MISSING or _moment(event) <= min(times) + TOLERANCE_NS]
+    failed = [event for event in attempt.exits.values() if exit_code(event) != 0]
+    times = [moment for event in failed if (moment := _moment(event)) != MISSING]
+    return [event for event in failed if _moment(event) == MISSING or _moment(event) <= min(times) + TOLERANCE_NS]
 
 
 def _moment(event: Event) -> int:
@@ -75,9 +75,9 @@ def mute_exits(attempt: Attempt) -> list[Event]:
 
 def _speakers(attempt: Attempt) -> set[int]:
     """Ranks with an error in the log; one without its last line explains nothing."""
-    own = [event for event in attempt.of("traceback", "fatal") if not event.fields.get("is_launcher")]
-    own = [event for event in own if "CalledProcessError" not in str(event.fields.get("type"))]
-    return {event.rank for event in own if event.fields.get("type")}
+    errors = [event for event in attempt.of("traceback", "fatal") if not event.fields.get("is_launcher")]
+    errors = [event for event in errors if "CalledProcessError" not in str(event.fields.get("type"))]
+    return {event.rank for event in errors if event.fields.get("type")}
 
 
 def unnamed_ends(attempt: Attempt) -> list[Event]:

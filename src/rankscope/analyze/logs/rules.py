@@ -260,11 +260,11 @@ def log_device(trace: Trace) -> Iterator[Finding]:
         meaning = xid_of(int(number)) if number is not None else None
         is_hardware = meaning.is_hardware if meaning else _is_hardware(first)
         what = f"Xid {number}: {meaning.meaning}" if meaning else quoted(str(first.detail("text") or first.text))
-        place = who(verdict.ranks, "") or (hosts[0] if hosts else "")
+        owner = who(verdict.ranks, "") or (hosts[0] if hosts else "")
         action: Action = "fix-first" if not is_hardware else "restart-without" if hosts else "restart"
         yield finding(
             verdict,
-            f"a device failed{f' ({place})' if place else ''}: {what}",
+            f"a device failed{f' ({owner})' if owner else ''}: {what}",
             certain=("it is a fault of the hardware: drain the node",) if is_hardware else (),
             likely=() if is_hardware else ("a kernel of the program caused it",),
             advice=f"drain {hosts[0] if hosts else 'the node'} and run its diagnostics (dcgmi diag -r 3)"

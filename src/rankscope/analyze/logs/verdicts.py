@@ -209,8 +209,8 @@ def _bus_number(text: str) -> int:
 def _first_xids(events: list[Event]) -> list[Event]:
     from rankscope.analyze.logs.xid import FOLLOWERS
 
-    own = [event for event in events if event.fields.get("xid") not in FOLLOWERS]
-    return own or events
+    first_faults = [event for event in events if event.fields.get("xid") not in FOLLOWERS]
+    return first_faults or events
 
 
 def _is_after_failure(attempt: Attempt, event: Event, causes: list[Event]) -> bool:
@@ -243,8 +243,8 @@ def _by_failure(attempt: Attempt, causes: list[Event]) -> Iterator[Verdict]:
     certainty: Certainty = "certain" if same and all(surely_ended(attempt, event) for event in first) else "likely"
     if len(first) > 1 and not same:
         exits = attempt.exits
-        own = [event for event in first if event.rank in exits]
-        first = own or first
+        exited = [event for event in first if event.rank in exits]
+        first = exited or first
     is_device = first[0].says in _DEVICE_ERRORS
     yield Verdict("device" if is_device else "failed", attempt, certainty, ranks, tuple(first))
 

@@ -85,10 +85,10 @@ def standoff_of(attempt: Attempt) -> Standoff | None:
     odd = [other for other, _ in common[1:] if _differs(call, other)]
     if odd:
         is_tie = common[0][1] == common[1][1]
-        ranks = {rank for rank, own in known.items() if own != call} if not is_tie else set(known)
+        ranks = {rank for rank, its_call in known.items() if its_call != call} if not is_tie else set(known)
         certainty: Certainty = "likely" if is_tie else "certain"
         return base._replace(cause="mismatch", certainty=certainty, ranks=_sorted(ranks), odd=odd[0], is_tie=is_tie)
-    ahead = {rank for rank, own in calls.items() if own.seq > lowest}
+    ahead = {rank for rank, its_call in calls.items() if its_call.seq > lowest}
     is_unnamed = (group, desc) == ("", "")  # up to torch 2.1: calls of several groups look alike
     if ahead and (call.op in _ONE_SIDED or is_unnamed):
         return base
@@ -131,9 +131,9 @@ def _who_is_missing(attempt: Attempt, waiting: set[int], base: Standoff) -> Stan
 
 def _own_watchdogs(attempt: Attempt) -> set[int]:
     """Ranks that waited themselves, by any line of their watchdog: not every line of a log survives."""
-    own = {event.rank for event in attempt.of(*_WAITED)}
-    own |= {event.rank for event in attempt.of("dump-signal") if event.fields.get("by") == "this local rank"}
-    return own - {MISSING}
+    waiting = {event.rank for event in attempt.of(*_WAITED)}
+    waiting |= {event.rank for event in attempt.of("dump-signal") if event.fields.get("by") == "this local rank"}
+    return waiting - {MISSING}
 
 
 def _by_group(attempt: Attempt) -> dict[tuple[str, str], dict[int, _Seen]]:
@@ -145,8 +145,8 @@ def _by_group(attempt: Attempt) -> dict[tuple[str, str], dict[int, _Seen]]:
         if event.rank == MISSING:
             continue
         seq = int(event.fields["seq"])
-        own = next((each for each in status if each.rank == event.rank and each.fields.get("seq") == seq), None)
-        named = own.fields if own is not None and "group" in own.fields else event.fields
+        counters = next((each for each in status if each.rank == event.rank and each.fields.get("seq") == seq), None)
+        named = counters.fields if counters is not None and "group" in counters.fields else event.fields
         key = (str(named.get("group", "")), str(named.get("desc", "")))
         if event.kind == "watchdog-status" and any(event.rank in seen for seen in groups.values()):
             continue  # said already, by the line before it
