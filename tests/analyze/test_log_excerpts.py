@@ -255,6 +255,96 @@ EXCERPTS = {
         "fix-first",
         "KeyError",
     ),
+    "out of memory, its traceback cut off": Excerpt(
+        "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 336.00 MiB. GPU 2 has\n"
+        + timed_out(0)
+        + timed_out(1)
+        + timed_out(3),
+        "H130",
+        (2,),
+        "likely",
+        "fix-first",
+        "out of memory",
+    ),
+    "Ascend, a peer is late": Excerpt(
+        traceback(1, "RuntimeError: OPS function error: HcclAllreduce, error code is 6")
+        + "[rank1]: [ERROR] 2026-11-18-10:00:00 (PID:8, Device:1, RankID:1) ERR01100 OPS call acl api failed.\n[rank1]: EI0006: [PID: 8] Getting socket times out.\n",
+        "H138",
+        (),
+        "certain",
+        "collect-more",
+        "does not show",
+    ),
+    "Ascend, a process is left over": Excerpt(
+        traceback(1, "RuntimeError: [ERROR] HCCL error in: ProcessGroupHCCL.cpp:64")
+        + "[rank1]: EJ0001: Failed to initialize the HCCP process.\n",
+        "H130",
+        (1,),
+        "certain",
+        "fix-first",
+        "HCCL",
+    ),
+    "a peer cannot be reached": Excerpt(
+        "gpu-3:812:900 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.4<45763> failed : Software caused\n",
+        "H138",
+        (),
+        "certain",
+        "collect-more",
+        "does not show",
+    ),
+    "the store cannot be reached": Excerpt(
+        f"{PLAIN}torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (10.0.0.9, 29500).\n",
+        "H137",
+        (),
+        "likely",
+        "collect-more",
+        "10.0.0.9",
+    ),
+    "the watchdog of a waiting rank lost its prefix": Excerpt(
+        timed_out(3).splitlines()[0].partition("] ")[2].replace("[Rank 0]", "[Rank 3]")
+        + "\n"
+        + timed_out(0)
+        + timed_out(1)
+        + timed_out(4),
+        "H134",
+        (2,),
+        "possible",
+        "collect-more",
+        "while its peers timed out",
+    ),
+    "its first bracket is cut": Excerpt(
+        timed_out(1)[1:] + timed_out(0) + timed_out(2), "H136", (), "likely", "collect-more", "no rank is missing"
+    ),
+    "the output's size differs": Excerpt(
+        timed_out(0) + timed_out(1) + timed_out(2).replace("NumelOut=8", "NumelOut=16"),
+        "H135",
+        (2,),
+        "certain",
+        "fix-first",
+        "output of 16",
+    ),
+    "a development environment": Excerpt(
+        "epoch 1\n\nProcess finished with exit code 139 (interrupted by signal 11: SIGSEGV)\n",
+        "H131",
+        (),
+        "likely",
+        "collect-more",
+        "SIGSEGV",
+    ),
+    "two failures, and no times": Excerpt(
+        traceback(1, "KeyError: 'a'") + traceback(2, "ValueError: b", 88),
+        "H130",
+        (1,),
+        "likely",
+        "fix-first",
+        "KeyError",
+    ),
+    "told to stop, and no more": Excerpt(
+        "[rank: 3] Received SIGTERM: 15\n", "H138", (), "certain", "collect-more", "does not show"
+    ),
+    "its loss is NaN": Excerpt(
+        "Loss is nan, stopping training\n" + failed(0, 1), "H130", (), "likely", "fix-first", "nan"
+    ),
     "killed long before the others gave up": Excerpt(
         table((2, -9, "00:10")) + timed_out(0) + timed_out(1) + timed_out(3),
         "H131",

@@ -38,6 +38,7 @@ WORDS = (
     *(b"has failed to", b"EXIT CODE", b"Exit Code", b"ninterruptible", b"SIGKILL", b"will restart"),
     *(b"lagging", b"join collective", b"EI000", b"EJ0001", b"fallen off", b"died with", b"non-zero exit"),
     *(b"SYSTEM_ERROR", b"terminated with", b"monitoredBarrier", b"memory pressure"),
+    *(b"stopping training", b"Process finished"),
 )
 # Of lines that other readers of a job's output look for: a text without them need not be read again.
 _MARKS = {

@@ -172,6 +172,7 @@ ENDS: tuple[Pattern, ...] = (
         rf"(?:Worker IP address: ([\w.:-]{{1,64}}) .{{0,80}}?Worker PID: {INT} )?Worker exit type: SYSTEM_ERROR",
         *("node", "exit_pid"),
     ),
+    says("exit", "Process finished", rf"^Process finished with exit code {INT}", "exit_code"),
     says("exit", "return code =", rf"exits with return code = {INT}", "exit_code"),
     says("exit", "EXIT CODE:", rf"EXIT CODE: {INT}", "exit_code"),
     says("exit", "Exit Code:", rf"^\s{{0,20}}Exit Code:\s{{1,12}}{INT}$", "exit_code"),

@@ -90,6 +90,7 @@ WATCHDOG: tuple[Pattern, ...] = (
 
 REPORTS: tuple[Pattern, ...] = (
     says("nan", "found NaN", rf"[Rr]ank {INT}: found NaN", "named_rank"),
+    says("nan", "stopping training", r"[Ll]oss is (nan|-?inf)\b.{0,20}stopping training", "text"),
     Pattern(
         "detail-mismatch",
         "CollectiveFingerPrint",
@@ -192,6 +193,8 @@ BROKEN: tuple[Pattern, ...] = (
     says("hccl-wait", "EI0002", r"\b(EI0002)\b", "code"),
     says("hccl-connect", "EI0006", r"\b(EI0006)\b", "code"),
     says("hccl-start", "EJ0001", r"\b(EJ0001)\b", "code"),
+    says("hccl-error", "error code is", r"(Hccl\w{1,60}, error code is \d{1,6})", "text"),
+    says("hccl-error", "HCCL error in", "(HCCL error in)", "text"),
 )
 
 NCCL: tuple[Pattern, ...] = (
@@ -226,7 +229,7 @@ NCCL: tuple[Pattern, ...] = (
     says(
         "network-peer",
         "NCCL WARN",
-        rf"{_COMM} .{{0,200}}?(?:Connection closed by remote peer|Call to (?:recv from|send to)|connect to) "
+        rf"{_COMM} .{{0,200}}?(?:Connection closed by remote peer|Call to (?:recv from|send to)|[Cc]onnect to) "
         r"([\w.:-]{1,120}?)(?:<\d{1,6}>)?(?: failed|\s|$)",
         *("node", "nccl_pid", "peer"),
     ),

@@ -40,6 +40,7 @@ _FAILURES = frozenset(
         *("dump-signal", "dump-observed", "watchdog-stuck", "watchdog-error", "hccl-wait", "hccl-connect", "segfault"),
     )
 )
+_BY_KIND = {"killed": -9, "segfault": -11}  # as a shell says it
 _STREAM = re.compile(r"(?:std)?(?:out|err)(?:\.log)?|error\.json")
 TOLERANCE_NS = 2 * 10**9  # clocks of hosts are trusted beyond this only
 
@@ -136,7 +137,7 @@ def _is_parent(event: Event) -> bool:
 
 
 def exit_code(event: Event) -> int | None:
-    code = event.fields.get("exit_code")
+    code = event.fields.get("exit_code", _BY_KIND.get(event.kind))
     if code is not None:
         return int(code)
     names = {"SIGKILL": -9, "SIGSEGV": -11, "SIGABRT": -6, "SIGBUS": -7, "SIGTERM": -15}
@@ -209,6 +210,8 @@ def is_cause(attempt: Attempt, event: Event) -> bool:
 
 def _is_broken_link(attempt: Attempt, event: Event) -> bool:
     """A connection between ranks or to the store that broke; one that the job's own code opened may be its fault."""
+    if event.says == "hccl-error":
+        return bool(attempt.saying("hccl-wait", "hccl-connect"))
     if event.says == "nccl-error":
         text = str(event.detail("text") or "")
         return not text.startswith(_OWN_NCCL_ERRORS) and not _have_all(attempt, "nccl-error")

@@ -23,7 +23,7 @@ _STATUS = {
 def log_network(trace: Trace) -> Iterator[Finding]:
     """NCCL reports that a connection between two hosts broke, and no rank failed before that.
 
-    What it means: the network adapter completed a transfer with an error, or reported one of its own. The ranks on both
+    What it means: the network adapter completed a transfer with an error, or failed. The ranks on both
     ends stop, and all others wait for them.
 
     Why it happens: a link, a switch or an adapter; the peer's host or process ended without a message; at the first

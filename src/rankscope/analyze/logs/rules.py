@@ -73,6 +73,7 @@ def _failure_advice(says: str, several: bool) -> str:
         "shm-full": "enlarge /dev/shm (docker --shm-size=16g), or use fewer DataLoader workers",
         "loader-timeout": "find out why a worker takes so long (storage, a lock), or raise the DataLoader's timeout",
         "duplicate-device": "bind each rank to a device by itself: torch.cuda.set_device(LOCAL_RANK)",
+        "hccl-start": "end the processes of the last training run, wait 10 seconds, and start it again",
         "no-interface": "set NCCL_SOCKET_IFNAME to an interface that all hosts have (ip addr)",
         "nan": "look at the data and the learning rate of this rank's step: NaN spreads to all ranks from there",
         "port-taken": "end the stale process that holds the port, or choose another --master-port",
@@ -145,10 +146,9 @@ def _ended(verdict: Verdict) -> Finding:
             advice="look at its worker-*.err file, and for a kill: `dmesg -T | grep -i 'killed process'` on its host",
             action="collect-more",
         )
-    name = signal_name(first) if first.kind == "exit" else first.text.strip()
     return finding(
         verdict,
-        f"{subject} was ended by {name} without a message",
+        f"{subject} was ended by {signal_name(first)} without a message",
         certain=("the launcher reports the signal",) if first.kind == "exit" else (),
         likely=_left_early(verdict) or _signal_hint(code),
         notes=last,

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from rankscope.analyze.derived import derived
 from rankscope.analyze.logs.events import (
     CONSEQUENCES,
+    TOLERANCE_NS,
     Attempt,
     Event,
     attempts_of,
@@ -56,6 +57,7 @@ _OWN_MESSAGES = (
     ),
     *("port-taken", "duplicate-device", "no-interface", "nan"),
 )
+_LAST_WORDS = ("network-peer", "rendezvous")  # nothing comes after them
 _DEVICE = ("xid", "device-ecc", "device-lost")
 _DEVICE_ERRORS = (*_DEVICE, "device-error", "device-assert", "watchdog-error", "device-fault")
 
@@ -104,6 +106,7 @@ def _candidates(attempt: Attempt) -> Iterator[Verdict]:
     yield from _by_failure(attempt, causes)
     yield from _by_report(attempt)
     timeouts = attempt.of("watchdog-timeout")
+    yield from _by_message(attempt, _before_all(_messages(attempt), timeouts))
     if early := fatal_exits_before(attempt, timeouts):
         yield _killed(attempt, early)
     standoff = standoff_of(attempt)
@@ -112,7 +115,7 @@ def _candidates(attempt: Attempt) -> Iterator[Verdict]:
         on_counters = Verdict(standoff.cause, attempt, standoff.certainty, standoff.ranks, standoff.events, standoff)
         if standoff.ranks:
             yield on_counters
-    yield from _by_message(attempt, first_timeout)
+    yield from _by_message(attempt, _not_after(_messages(attempt), first_timeout))
     if fatal := fatal_exits_not_after(attempt, timeouts):
         yield _killed(attempt, fatal)
     if broken := broken_links(attempt):
@@ -120,6 +123,7 @@ def _candidates(attempt: Attempt) -> Iterator[Verdict]:
     if on_counters is not None:
         yield on_counters
     yield from _by_exit(attempt)
+    yield from _by_store(attempt)
     yield from _by_silence(attempt)
     yield from _by_watchdog_thread(attempt)
     yield from _undecided(attempt)
@@ -127,18 +131,35 @@ def _candidates(attempt: Attempt) -> Iterator[Verdict]:
 
 def _undecided(attempt: Attempt) -> Iterator[Verdict]:
     waits = [event for event in attempt.events if event.says in CONSEQUENCES and event.kind != "told-to-stop"]
-    if waits and (attempt.has_failed or any(is_last(attempt, event) for event in waits if event.kind == "traceback")):
+    is_last_word = any(
+        is_last(attempt, event)
+        if event.kind == "traceback"
+        else event.kind in _LAST_WORDS and ends_its_output(attempt, event)
+        for event in waits
+    )
+    waits = waits or attempt.of("told-to-stop")
+    if waits and (attempt.has_failed or is_last_word):
         yield Verdict("undecided", attempt, "certain", (), tuple(earliest(waits)))
 
 
-def _by_message(attempt: Attempt, first_timeout: list[Event]) -> Iterator[Verdict]:
-    """What a process reports about itself without a traceback, shortly before its end or in a job that failed."""
-    said = [
-        event
-        for event in attempt.of(*_OWN_MESSAGES)
-        if not any(is_before(timeout, event) for timeout in first_timeout)
-        and (attempt.has_failed or ends_its_output(attempt, event))
-    ]
+def _messages(attempt: Attempt) -> list[Event]:
+    """What processes report about themselves without a traceback, shortly before their end or in a job that failed."""
+    said = attempt.of(*_OWN_MESSAGES)
+    return said if attempt.has_failed else [event for event in said if ends_its_output(attempt, event)]
+
+
+def _before_all(events: list[Event], timeouts: list[Event]) -> list[Event]:
+    """Of ranks that did not wait themselves, and before all that did."""
+    waited = {event.rank for event in timeouts} | {MISSING}
+    events = [event for event in events if event.rank not in waited]
+    return [event for event in events if timeouts and all(is_before(event, timeout) for timeout in timeouts)]
+
+
+def _not_after(events: list[Event], timeouts: list[Event]) -> list[Event]:
+    return [event for event in events if not any(is_before(timeout, event) for timeout in timeouts)]
+
+
+def _by_message(attempt: Attempt, said: list[Event]) -> Iterator[Verdict]:
     if first := earliest(said):
         is_device = first[0].kind in _DEVICE_ERRORS
         yield Verdict("device" if is_device else "failed", attempt, "likely", _ranks(first, attempt), tuple(first))
@@ -245,8 +266,20 @@ def _by_failure(attempt: Attempt, causes: list[Event]) -> Iterator[Verdict]:
         exits = attempt.exits
         exited = [event for event in first if event.rank in exits]
         first = exited or first
+    if any(_is_rival(first[0], event) for event in causes):
+        certainty = "likely"
     is_device = first[0].says in _DEVICE_ERRORS
     yield Verdict("device" if is_device else "failed", attempt, certainty, ranks, tuple(first))
+
+
+def _is_rival(first: Event, other: Event) -> bool:
+    """Another failure on another rank, which no stamps show to be later: lines of a merged log may change places."""
+    if other.rank in (first.rank, MISSING) or first.rank == MISSING:
+        return False
+    if (first.fields.get("type"), first.place) == (other.fields.get("type"), other.place):
+        return False
+    moments = [event.time_ns if event.time_ns != MISSING else event.near_ns for event in (first, other)]
+    return MISSING in moments or abs(moments[0] - moments[1]) <= TOLERANCE_NS
 
 
 def _by_report(attempt: Attempt) -> Iterator[Verdict]:
@@ -280,6 +313,13 @@ def _by_report(attempt: Attempt) -> Iterator[Verdict]:
         if n_absent and len(absent) not in n_absent:  # more ranks are silent than missing
             absent = set()
         yield Verdict("missing", attempt, "likely", tuple(sorted(absent)), tuple(missing))
+
+
+def _by_store(attempt: Attempt) -> Iterator[Verdict]:
+    """Processes that ended because they could not reach the store."""
+    failed = [event for event in attempt.saying("store-unreachable") if event.kind == "traceback"]
+    if failed and all(is_last(attempt, event) or event.fields.get("is_hooked") for event in failed):
+        yield Verdict("missing", attempt, "likely", (), tuple(earliest(failed)))
 
 
 def _awaited_rank(event: Event) -> int:

@@ -155,6 +155,9 @@ def _blocked(verdict: Verdict) -> Finding:
 
 
 def _differing(call: Call, odd: Call) -> str:
+    if call.seq == odd.seq and odd.text == call.text:  # only what comes out differs
+        sizes = f"with an output of {odd.n_out:,} elements where the others have {call.n_out:,}"
+        return f"{call.text} {sizes}, in collective {call.seq}"
     if call.seq == odd.seq:
         return f"{odd.text} where the others called {call.text}, in collective {call.seq}"
     return f"some ranks wait in collective {call.seq} ({call.text}), others in {odd.seq} ({odd.text})"
@@ -255,6 +258,9 @@ def log_missing(trace: Trace) -> Iterator[Finding | Effect]:
         if joined is not None and int(joined) > int(expected):
             yield _too_many(verdict, int(joined), int(expected))
             continue
+        if first.says == "store-unreachable":
+            yield _unreachable(verdict)
+            continue
         counted = (
             f"{joined} of {expected} ranks joined" if joined is not None else "a rank did not set its key in the store"
         )
@@ -266,6 +272,18 @@ def log_missing(trace: Trace) -> Iterator[Finding | Effect]:
             advice="look at the log of the missing rank; check MASTER_ADDR, WORLD_SIZE and the firewall",
             action="collect-more",
         )
+
+
+def _unreachable(verdict: Verdict) -> Finding:
+    where = str(verdict.events[0].detail("where") or "its address")
+    return finding(
+        verdict,
+        f"the job's store at {where} does not answer: the job did not start",
+        certain=("the processes that report it ended for that reason",),
+        likely=("rank 0 was not started or ended early, or the address, the port or a firewall is wrong",),
+        advice="look at the log of rank 0, then check MASTER_ADDR, MASTER_PORT and the firewall",
+        action="collect-more",
+    )
 
 
 def _too_many(verdict: Verdict, joined: int, expected: int) -> Finding:
