@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rankscope.analyze.logs.events import Event, exit_code
 from rankscope.analyze.logs.verdicts import Verdict
-from rankscope.analyze.logs.wording import finding, hosts_of, of_cause, quoted, signal_name, who
+from rankscope.analyze.logs.wording import finding, hosts_of, last_lines, of_cause, quoted, signal_name, who
 from rankscope.analyze.logs.xid import xid_of
 from rankscope.analyze.registry import rule
 from rankscope.model.finding import Action, Finding, count_noun
@@ -31,19 +31,24 @@ def log_failure(trace: Trace) -> Iterator[Finding]:
     """
     for verdict in of_cause(trace, "failed"):
         first = verdict.events[0]
-        said = quoted(
-            f"{first.fields.get('type') or 'a fatal error'}: {first.fields.get('message') or ''}".rstrip(": ")
-        )
+        said = _said(first)
         several = len(verdict.ranks) > 1
-        order = f"{count_noun(len(verdict.ranks), 'rank')} raised it" if several else "no earlier failure in this log"
+        order = f"{count_noun(len(verdict.ranks), 'rank')} reported it" if several else "no earlier failure in this log"
         yield finding(
             verdict,
-            f"{who(verdict.ranks, 'a process of unknown rank')} raised {said}",
+            f"{who(verdict.ranks, 'a process of unknown rank')} {said}",
             certain=(order,),
             likely=_memory_hint(first, several),
             advice=_failure_advice(_failure_kind(first), several),
             action="fix-first",
         )
+
+
+def _said(event: Event) -> str:
+    if event.kind not in ("traceback", "fatal"):
+        return f"reported: {quoted(event.text)}"
+    kind, message = event.fields.get("type") or "a fatal error", event.fields.get("message") or ""
+    return "raised " + quoted(str(kind) if message in ("", kind) else f"{kind}: {message}")
 
 
 def _memory_hint(event: Event, several: bool) -> tuple[str, ...]:
@@ -68,6 +73,9 @@ def _failure_advice(says: str, several: bool) -> str:
         "shm-full": "enlarge /dev/shm (docker --shm-size=16g), or use fewer DataLoader workers",
         "loader-timeout": "find out why a worker takes so long (storage, a lock), or raise the DataLoader's timeout",
         "duplicate-device": "bind each rank to its own device: torch.cuda.set_device(LOCAL_RANK)",
+        "hccl-start": "stop the processes of the last run, wait 10 seconds, and start the job again",
+        "no-interface": "set NCCL_SOCKET_IFNAME to an interface that all hosts have (ip addr)",
+        "nan": "check the data and the learning rate of this rank's step: the NaN spreads from there to all ranks",
         "port-taken": "stop the stale process that holds the port, or choose another --master-port",
     }
     return cures.get(says, "fix the line that raised it" + (": all these ranks raise it" if several else ""))
@@ -98,34 +106,63 @@ def log_killed(trace: Trace) -> Iterator[Finding]:
                 or first.fields.get("by") == "OOMKilled"
             )
             limit = "the job's memory limit (cgroup)" if is_group else "the host's memory"
+            where = f" on {first.host}" if first.host else ""
             yield finding(
                 verdict,
-                f"{who(verdict.ranks)} was killed because {limit} ran out",
+                f"{who(verdict.ranks, f'a process{where}')} was killed because {limit} ran out",
                 certain=("the kernel or the scheduler reports the kill",),
                 advice="give the job more host memory, or use fewer DataLoader workers and smaller prefetch buffers",
                 action="fix-first",
             )
             continue
-        code = exit_code(first)
-        if first.kind == "exit" and code is not None and 0 < code < 128:
-            yield finding(
-                verdict,
-                f"{who(verdict.ranks)} exited with code {code} and printed no error",
-                certain=("the launcher reports the exit code; the other ranks only lost their connection",),
-                likely=("it called sys.exit or os._exit, or its output is missing from this log",),
-                advice="find out what ends the process (sys.exit, os._exit), and keep its stderr next time",
-                action="collect-more",
-            )
-            continue
-        name = signal_name(first) if first.kind == "exit" else first.text.strip()
-        yield finding(
+        yield _ended(verdict)
+
+
+def _ended(verdict: Verdict) -> Finding:
+    first = verdict.events[0]
+    code = exit_code(first)
+    last = last_lines(verdict)
+    subject = who(verdict.ranks, _process(first))
+    if code is not None and 0 < code < 128:
+        several = len(verdict.ranks) > 1
+        return finding(
             verdict,
-            f"{who(verdict.ranks)} was killed by {name} without a message",
-            certain=("the launcher reports the signal; the other ranks only lost their connection",),
-            likely=_left_early(verdict) or _signal_hint(code),
-            advice=_signal_advice(exit_code(first)),
-            action="fix-first" if exit_code(first) in (-7, 135) else "collect-more",
+            f"{subject} exited with code {code} and printed no error",
+            certain=("the launcher reports the exit code",),
+            likely=(
+                f"{'they' if several else 'it'} called sys.exit or os._exit, or the output is missing from this log",
+            ),
+            notes=last,
+            advice="find out what ends the process (sys.exit, os._exit), and keep its stderr next time",
+            action="collect-more",
         )
+    if first.kind == "died":
+        return finding(
+            verdict,
+            f"{subject} died without a message",
+            certain=("Ray lost its connection to the process",),
+            likely=("Ray does not know why: it lists what could have happened",),
+            notes=last,
+            advice="look at its worker-*.err file, and for a kill: `dmesg -T | grep -i 'killed process'` on its host",
+            action="collect-more",
+        )
+    return finding(
+        verdict,
+        f"{subject} was killed by {signal_name(first)} without a message",
+        certain=("the launcher reports the signal",) if first.kind == "exit" else (),
+        likely=_left_early(verdict) or _signal_hint(code),
+        notes=last,
+        advice=_signal_advice(code),
+        action="fix-first" if code in (-7, 135) else "collect-more",
+    )
+
+
+def _process(event: Event) -> str:
+    """What is known of a process whose rank is not."""
+    pid = event.fields.get("exit_pid")
+    place = event.host or str(event.fields.get("node") or "")
+    name = f"process {pid}" if pid is not None else "a process of unknown rank"
+    return f"{name} on {place}" if place else name
 
 
 def _left_early(verdict: Verdict) -> tuple[str, ...]:
@@ -178,6 +215,8 @@ def log_stopped(trace: Trace) -> Iterator[Finding]:
                 "the job reached its time limit",
                 "restart it from its last checkpoint, or ask for more time",
             )
+        elif reason == "JOB REQUEUE":
+            title, advice = "the scheduler put the job back into its queue", "wait: it will start again on its own"
         elif reason in ("PREEMPTION", "PREEMPTED"):
             title, advice = "the scheduler preempted the job", "restart it from its last checkpoint"
         elif reason in ("NODE FAILURE", "NODENOTREADY"):
@@ -219,8 +258,7 @@ def log_device(trace: Trace) -> Iterator[Finding]:
         first, hosts = verdict.events[0], hosts_of(verdict)
         number = first.fields.get("xid")
         meaning = xid_of(int(number)) if number is not None else None
-        is_hardware = meaning.is_hardware if meaning else first.says in ("device-ecc", "device-lost")
-        is_hardware |= first.kind == "switch"
+        is_hardware = meaning.is_hardware if meaning else _is_hardware(first)
         what = f"Xid {number}: {meaning.meaning}" if meaning else quoted(str(first.detail("text") or first.text))
         owner = who(verdict.ranks, "") or (f"host {hosts[0]}" if hosts else "")
         action: Action = "fix-first" if not is_hardware else "restart-without" if hosts else "restart"
@@ -235,3 +273,11 @@ def log_device(trace: Trace) -> Iterator[Finding]:
             action=action,
             hosts=hosts if action == "restart-without" else (),
         )
+
+
+def _is_hardware(event: Event) -> bool:
+    """Also where a watchdog quotes what its device said."""
+    if event.kind == "switch" or event.says in ("device-ecc", "device-lost"):
+        return True
+    text = str(event.detail("text") or "")
+    return any(sign in text for sign in ("ECC error", "NVLink error", "GPU is lost", "no CUDA-capable device"))

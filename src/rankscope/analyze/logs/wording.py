@@ -102,6 +102,12 @@ def _wrong_root(verdict: Verdict) -> tuple[str, ...]:
     return (f'torchrun names {ranks_phrase(tuple(named))} as "root cause", but that rank only ended first',)
 
 
+def last_lines(verdict: Verdict) -> tuple[str, ...]:
+    """What the culprits printed last: where they were."""
+    last = [event for event in verdict.attempt.of("last-output") if event.rank in verdict.ranks]
+    return tuple(f"last line of rank {event.rank}: {quoted(event.text)}" for event in last[:_MAX_SHOWN])
+
+
 def hosts_of(verdict: Verdict) -> list[str]:
     known = verdict.attempt.hosts
     named = [known[rank] for rank in verdict.ranks if rank in known]
