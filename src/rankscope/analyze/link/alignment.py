@@ -367,4 +367,7 @@ def common_names(left: Recording, right: Recording) -> Array:
         return counted.reshape(n_threads, len(names))
 
     of_left, of_right = counts(left, code[:n_left]), counts(right, code[n_left:])
-    return np.stack([np.minimum(of_right, left_counts).sum(axis=1) for left_counts in of_left])
+    common = np.zeros((len(of_left), len(of_right)), np.int64)
+    for thread, left_counts in enumerate(of_left):
+        common[thread] = np.minimum(of_right, left_counts).sum(axis=1)
+    return common

@@ -111,7 +111,7 @@ def _who_is_missing(attempt: Attempt, waiting: set[int], base: Standoff) -> Stan
     world = set(range(attempt.world_size))
     if base.desc not in ("default_pg", "") or base.group not in ("0", "default_pg", ""):
         return base._replace(cause="stalled", certainty="likely") if len(world) > 1 and world <= waiting else base
-    waiting = waiting | _own_watchdogs(attempt)
+    waiting = waiting | _own_watchdogs(attempt) | _said_to_wait(attempt)
     silent = attempt.ranks - waiting
     counted = {event.rank: int(event.fields["enqueued"]) for event in attempt.of("dump-signal") if event.rank in silent}
     behind = {rank for rank, enqueued in counted.items() if enqueued < base.call.seq}
@@ -134,6 +134,12 @@ def _own_watchdogs(attempt: Attempt) -> set[int]:
     waiting = {event.rank for event in attempt.of(*_WAITED)}
     waiting |= {event.rank for event in attempt.of("dump-signal") if event.fields.get("by") == "this local rank"}
     return waiting - {MISSING}
+
+
+def _said_to_wait(attempt: Attempt) -> set[int]:
+    """Ranks whose prefix is lost: their own number is one inside a group, good enough not to accuse them."""
+    lost = [event for event in attempt.of("watchdog-timeout") if event.rank == MISSING]
+    return {int(event.fields["said_rank"]) for event in lost if "said_rank" in event.fields}
 
 
 def _by_group(attempt: Attempt) -> dict[tuple[str, str], dict[int, _Seen]]:
