@@ -50,7 +50,7 @@ class Answer:
             self._changed = self._fetch(query, _rows)
 
     def _is_change(self) -> bool:
-        """Such a word may also be text or a name; and a change may come after WITH. Parsing takes longer than looking."""
+        """The word may also be text or a name, and a change may come after WITH. Parsing takes longer than looking."""
         with _explained():
             return self._database.is_change(self._query)
 
