@@ -21,7 +21,7 @@ from rankscope.model.border import raise_bugs
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 TABLE = re.compile(r"(<!-- fuzz: begin -->\n).*?(<!-- fuzz: end -->)", re.DOTALL)
 # How many times as long as the others one input takes.
-SLOW = {"kineto": 20, "execution_trace": 10, "nsys": 15, "compile_log": 10, "host_samples": 5, "torch_logs": 10}
+SLOW = {"kineto": 30, "execution_trace": 30, "nsys": 30, "compile_log": 12, "host_samples": 5, "torch_logs": 10}
 CHUNK = 50
 
 

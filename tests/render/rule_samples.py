@@ -229,6 +229,7 @@ HAND_MADE: dict[str, Sample] = {
     "H136": of_log("H136", text_of(LogJob("stalled"))),
     "H137": of_log("H137", log_texts.NOT_JOINED),
     "H138": of_log("H138", log_texts.ONLY_VICTIMS),
+    "H139": of_log("H139", log_texts.LINK_DOWN),
     "L502": of_folder("L502", smaller_message),
     "L504": of_folder("L504", without_launches),
     "L505": of_folder("L505", without_operators),

@@ -136,10 +136,10 @@ def _telling(rows: list[dict[str, Any]], newest_call_ns: int) -> dict[str, Any]:
     Stacks of a stall that is older than a call of the rank are of another one, which it has left.
     """
     raised = [row for row in rows if _RAISED.match(row["reason"])]
-    own = [row for row in raised if not _GAVE_UP.search(row["reason"])]
+    exceptions = [row for row in raised if not _GAVE_UP.search(row["reason"])]
     stalls = [row for row in rows if STALLS.search(row["reason"]) and row not in raised]
     current = [row for row in stalls if row["time_ns"] >= newest_call_ns]
-    return (own[:1] or current[:1] or stalls[-1:] or raised[:1] or rows[-1:])[0]
+    return (exceptions[:1] or current[:1] or stalls[-1:] or raised[:1] or rows[-1:])[0]
 
 
 def _dated(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -309,14 +309,14 @@ def outside_waits(trace: Trace) -> dict[int, OutsideWait]:
 
 
 def _awaited(trace: Trace, standing: Standing) -> str:
-    places = [frame_location(trace, frame) for frame in _inside_user_code(frames_of(trace, standing), standing.site)]
-    if any(_OWN_HELPERS.search(place.file) for place in places):
+    locations = [frame_location(trace, frame) for frame in _inside_user_code(frames_of(trace, standing), standing.site)]
+    if any(_OWN_HELPERS.search(each.file) for each in locations):
         return ""
-    for place in places:
+    for location in locations:
         for pattern, what in _FRAMES:
-            if pattern.search(f"{place.file} {place.function}"):
+            if pattern.search(f"{location.file} {location.function}"):
                 return what
-    line = (source_line(places[-1]) or "") if len(places) == 1 else ""
+    line = (source_line(locations[-1]) or "") if len(locations) == 1 else ""
     calls = [
         f"{call['whose']}.{call['call']}()" for call in _LINE.finditer(line) if not _FOR_THREADS.search(call["whose"])
     ]
