@@ -39,9 +39,6 @@ demo: $(PACKAGE)
 test: $(WITH_TORCH) $(PROGRAMS) lint
 	$(PYTEST)
 
-# Where a machine forbids Python to keep what it compiled, every worker and every command compiles everything again.
-unexport PYTHONDONTWRITEBYTECODE
-
 check: lint quick
 
 quick: $(CHECKER)
