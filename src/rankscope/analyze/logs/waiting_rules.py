@@ -50,7 +50,7 @@ def _wait_notes(verdict: Verdict) -> tuple[str, ...]:
     if stuck := {event.rank for event in attempt.of("watchdog-stuck")} - {MISSING}:
         notes.append(f"the watchdog of {ranks_phrase(tuple(sorted(stuck)))} got stuck in a call of CUDA or NCCL")
     if attempt.of("unkillable"):
-        notes.append("a process did not end after SIGKILL: its host's driver or device is suspect")
+        notes.append("a process did not exit after SIGKILL: suspect the driver or the device of its host")
     return tuple(notes)
 
 
@@ -76,11 +76,11 @@ def _deed(verdict: Verdict) -> str:
     """Without any line of the rank, its log may just be missing."""
     standoff = verdict.standoff
     is_unseen = standoff is not None and set(verdict.ranks) <= set(standoff.absent)
-    return "printed nothing while its peers timed out in" if is_unseen else "did not come to"
+    return "printed nothing while its peers timed out in" if is_unseen else "did not reach"
 
 
 def _where_instead(verdict: Verdict) -> tuple[str, ...]:
-    """What a rank that did not come says about itself."""
+    """What a rank that is missing says about itself."""
     left = [event.rank for event in verdict.attempt.of("left-normally") if event.rank in verdict.ranks]
     if left:
         return (f"{who(sorted(set(left)))} reached the end of the program: its peers had more work to do",)
@@ -159,8 +159,8 @@ def _differing(call: Call, odd: Call) -> str:
         sizes = f"with an output of {odd.n_out:,} elements where the others have {call.n_out:,}"
         return f"{call.text} {sizes}, in collective {call.seq}"
     if call.seq == odd.seq:
-        return f"{odd.text} where the others called {call.text}, in collective {call.seq}"
-    return f"some ranks wait in collective {call.seq} ({call.text}), others in {odd.seq} ({odd.text})"
+        return f"{odd.text} where the others called {call.text} (collective {call.seq})"
+    return f"some ranks are waiting in collective {call.seq} ({call.text}), others in {odd.seq} ({odd.text})"
 
 
 @rule("H135", "log-mismatch", needs=("log_events",))
@@ -175,7 +175,8 @@ def log_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
 
     What to do: make the condition the same on all ranks.
 
-    What could fool it: the watchdog prints neither dtype nor root. Gloo reports sizes of two ranks, not which is wrong.
+    What could fool it: the watchdog prints neither dtype nor root. Gloo reports the sizes of two
+    ranks, but not which one is wrong.
     """
     for verdict in of_cause(trace, "mismatch"):
         standoff, first = verdict.standoff, verdict.events[0]
@@ -245,12 +246,13 @@ def log_missing(trace: Trace) -> Iterator[Finding | Effect]:
 
     What it means: ranks waited in init_process_group for others that never joined.
 
-    Why it happens: a node was not started, a firewall, a wrong MASTER_ADDR or WORLD_SIZE, or a rank that failed before
-    it joined.
+    Why it happens: a node that was not started, a firewall, a wrong MASTER_ADDR or WORLD_SIZE, or a rank that failed
+    before it joined.
 
     What to do: look at the log of the missing rank, and check that it can reach the address of rank 0.
 
-    What could fool it: if the log has no line of the missing rank, only its number is known, or how many are missing.
+    What could fool it: if the log has no line of the missing ranks, only their numbers are known, or only how many are
+    missing.
     """
     for verdict in of_cause(trace, "missing"):
         first = verdict.events[0]
@@ -268,7 +270,7 @@ def log_missing(trace: Trace) -> Iterator[Finding | Effect]:
         yield finding(
             verdict,
             f"{who(verdict.ranks, 'at least one rank')} did not join {joint}: {counted}",
-            certain=("the ranks that report it were there and waited",),
+            certain=("the ranks that report it were waiting",),
             advice="look at the log of the missing rank; check MASTER_ADDR, WORLD_SIZE and the firewall",
             action="collect-more",
         )
@@ -301,10 +303,10 @@ def _too_many(verdict: Verdict, joined: int, expected: int) -> Finding:
 def log_undecided(trace: Trace) -> Iterator[Finding | Effect]:
     """The job failed, but its log does not show which rank caused it.
 
-    What it means: the log holds only what the failure did to others: timeouts, lost connections, SIGTERM. No
-    rank can be named without guessing.
+    What it means: the log shows only what the failure did to the other ranks: timeouts, lost connections, SIGTERM.
+    Naming a rank would be a guess.
 
-    Why it happens: the log of the rank that failed first is missing or cut, or it ended without a message.
+    Why it happens: the log of the rank that failed first is missing or cut, or that rank died without a message.
 
     What to do: collect what the finding names.
 

@@ -99,7 +99,7 @@ def _wrong_root(verdict: Verdict) -> tuple[str, ...]:
     named = sorted({event.rank for event in roots if event.rank != MISSING} - set(verdict.ranks))
     if not named or not verdict.ranks:
         return ()
-    return (f'torchrun names {ranks_phrase(tuple(named))} as "root cause": it only ended first',)
+    return (f'torchrun names {ranks_phrase(tuple(named))} as "root cause", but that rank only ended first',)
 
 
 def last_lines(verdict: Verdict) -> tuple[str, ...]:
