@@ -8,7 +8,7 @@ import msgspec
 
 from rankscope.model.finding import Action, Finding
 
-_FROM_LOGS = tuple(f"H13{number}" for number in range(9))
+_FROM_LOGS = tuple(f"H13{number}" for number in range(10))
 # The program does it again.
 _FIX_FIRST = ("H102", "H103", "H104", "H106", "H107", "H108", "H113", "H114", "H118", "H119")
 # What a rank did instead, or what broke, is not known.

@@ -36,6 +36,15 @@ _MAX_MESSAGE = 2000
 _MAX_AFTER = 40
 
 
+_HEADLESS_FRAME = re.compile(r'[^"\n]{0,1000}", line \d{1,9}, in \S')
+_NAMED_ERROR = re.compile(r"(?:Error|Exception|Interrupt|Exit|Failure|Timeout)$")
+
+
+def has_lost_head(number: int, text: str) -> bool:
+    """An excerpt may begin in the middle of a traceback, at one of its frames."""
+    return bool(_FRAME.match(text)) or (number == 1 and bool(_HEADLESS_FRAME.match(text)))
+
+
 def has_begun(text: str) -> bool:
     return text.rstrip().endswith(_HEADING) or _FATAL in text or bool(_BOXED_HEADING.search(text))
 
@@ -43,8 +52,9 @@ def has_begun(text: str) -> bool:
 class Traceback:
     """From its heading to the end of the exception's text, and a look at what the process printed after it."""
 
-    def __init__(self, number: int, line: Line, heading: str = "") -> None:
+    def __init__(self, number: int, line: Line, heading: str = "", *, is_headless: bool = False) -> None:
         self.number, self.line, self._heading = number, line, heading
+        self._is_headless = is_headless
         self._is_fatal = _FATAL in line.text
         self._is_boxed = bool(_BOXED_HEADING.search(line.text))
         self._cut_frame = ""  # a terminal put its rest on the next line
@@ -55,6 +65,13 @@ class Traceback:
         self._n_lines = 0
         self._n_after = 0
         self._is_ended = False
+        if is_headless:
+            self._is_frame(line.text)
+
+    @property
+    def is_sure(self) -> bool:
+        """Frames without a heading may be any stack; one that ends with an exception's name is a traceback."""
+        return not self._is_headless or bool(_NAMED_ERROR.search(str(self.fields()["type"])))
 
     @property
     def kind(self) -> str:

@@ -19,13 +19,28 @@ from rankscope.model.tables import MISSING, Table, Trace
 
 _TOLERANCE_NS = 20_000  # by how much the profiler's clock may differ from the recorder's in one process
 _LONGEST_AHEAD_NS = 5_000_000  # of the first operator in a trace: how long before it the call may have been noted
+_MADE_AFTER_NS = 1_000_000  # its kernel has ended: what the clocks of device and recorder may differ by
 _NEVER = 2**62
+# A group that was made again counts from 1 again: of two calls it is the last that was noted before the kernel ended. A
+# process counts its transfers in a group by themselves. Versions of torch differ in whether a profiler shows that
+# number: it counts where it leads to the same operation and peer throughout.
 _NUMBERED = """
-    SELECT c.file_id, c.rank, c.comm_id, c.op, -1, r.group_id, coalesce(r.peer, -1), r.file_id, r.record_id
-    FROM comms AS c JOIN collectives AS r USING (rank, group_name, seq, op)
-    WHERE c.kernel_id IS NOT NULL AND NOT c.is_p2p AND NOT r.is_p2p AND r.role <> 'member'
-    QUALIFY count(*) OVER (PARTITION BY c.file_id, c.rank, c.comm_id) = 1
-        AND count(*) OVER (PARTITION BY c.file_id, r.file_id, r.rank, r.record_id) = 1
+WITH pairs AS (
+    SELECT c.file_id, c.rank, c.comm_id, c.op, c.group_name, c.is_p2p, r.group_id, r.peer,
+           r.file_id AS recorder_file_id, r.record_id,
+           NOT c.is_p2p OR (r.op = c.op AND r.peer = CASE c.op WHEN 'send' THEN c.dst ELSE c.src END) AS is_same
+    FROM comms AS c JOIN collectives AS r ON r.rank = c.rank AND r.group_name = c.group_name AND r.is_p2p = c.is_p2p
+        AND CASE WHEN r.is_p2p THEN r.p2p_seq ELSE r.seq END = c.seq AND (r.op = c.op OR c.is_p2p)
+    WHERE c.kernel_id IS NOT NULL AND r.role <> 'member'
+        AND coalesce(r.created_ns <= c.start_ns + c.duration_ns + $tolerance, true)
+    QUALIFY rank() OVER (PARTITION BY c.file_id, c.rank, c.comm_id ORDER BY r.created_ns DESC NULLS LAST) = 1
+), trusted AS (
+    SELECT * FROM pairs
+    QUALIFY coalesce(bool_and(is_same) OVER (PARTITION BY file_id, rank, group_name, is_p2p), false)
+)
+SELECT file_id, rank, comm_id, op, -1, group_id, coalesce(peer, -1), recorder_file_id, record_id FROM trusted
+QUALIFY count(*) OVER (PARTITION BY file_id, rank, comm_id) = 1
+    AND count(*) OVER (PARTITION BY file_id, recorder_file_id, rank, record_id) = 1
 """
 _RECORDED = """
     SELECT rank, file_id, record_id, op, group_id, coalesce(peer, -1), coalesce(created_ns, -1),
@@ -70,7 +85,11 @@ _Candidates = dict[HostCall, list[Recorded]]
 
 @table("call_twins", needs=("comms",))
 def call_twins(trace: Trace) -> Table:
-    rows = [tuple(row) for row in trace.sql(_NUMBERED).rows()] if trace.has("collectives") else []
+    rows = (
+        [tuple(row) for row in trace.sql(_NUMBERED, tolerance=_MADE_AFTER_NS).rows()]
+        if trace.has("collectives")
+        else []
+    )
     known = recorded_twins(trace)
     for (file_id, rank, comm_id), possible in callers(trace).items():
         rank_twins = known.get((file_id, rank), {})

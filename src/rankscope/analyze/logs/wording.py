@@ -99,7 +99,13 @@ def _wrong_root(verdict: Verdict) -> tuple[str, ...]:
     named = sorted({event.rank for event in roots if event.rank != MISSING} - set(verdict.ranks))
     if not named or not verdict.ranks:
         return ()
-    return (f'torchrun names {ranks_phrase(tuple(named))} as "root cause": it only ended first',)
+    return (f'torchrun names {ranks_phrase(tuple(named))} as "root cause", but that rank only ended first',)
+
+
+def last_lines(verdict: Verdict) -> tuple[str, ...]:
+    """What the culprits printed last: where they were."""
+    last = [event for event in verdict.attempt.of("last-output") if event.rank in verdict.ranks]
+    return tuple(f"last line of rank {event.rank}: {quoted(event.text)}" for event in last[:_MAX_SHOWN])
 
 
 def hosts_of(verdict: Verdict) -> list[str]:
