@@ -80,14 +80,14 @@ EXCERPTS = {
     ),
     "deepspeed SIGKILL": Excerpt(DEEPSPEED.format(-9), "H131", (), "likely", "collect-more", "SIGKILL"),
     "deepspeed SIGBUS": Excerpt(DEEPSPEED.format(-7), "H131", (), "likely", "fix-first", "SIGBUS"),
-    "deepspeed exit 1": Excerpt(DEEPSPEED.format(1), "H131", (), "likely", "collect-more", "exit code 1"),
+    "deepspeed exit 1": Excerpt(DEEPSPEED.format(1), "H131", (), "likely", "collect-more", "with code 1"),
     "killed by the launcher half a minute later": Excerpt(
         table((1, 1, "02:58"), (3, 1, "02:58"), (0, -9, "03:29")),
         "H131",
         (1, 3),
         "likely",
         "collect-more",
-        "exit code 1",
+        "with code 1",
     ),
     "lightning saw a child end": Excerpt(
         "[rank: 3] Received SIGTERM: 15\n[rank: 0] Child process with PID 812 terminated with code 1. Forcefully\n",

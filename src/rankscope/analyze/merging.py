@@ -10,11 +10,13 @@ from rankscope.model.finding import Finding
 
 _COMPILING = ("X613", "X601")  # why a rank is late: it compiles
 _MACHINE = "X608"  # no rank is at fault
+_ABSENT = "S205"  # the late rank has no trace here
 # All causes, those with most evidence first.
-_LATE = (*(f"X6{number:02}" for number in (*range(2, 8), *range(9, 18))), "X601", _MACHINE)
+_LATE = (*(f"X6{number:02}" for number in (*range(2, 8), *range(9, 18))), "X601", _MACHINE, _ABSENT)
 # What the same delay looks like in one source alone.
 _SIGNS = ("S201", "S202", "S203", "P303", "P304", "P322", "X601", "C402", "C413", "H105")
 _COMPILE_SIGNS = (*_SIGNS, "C401", "C409", "C410", "C411")
+_ABSENT_SIGNS = ("P302", "D907")
 _MACHINE_SIGNS = ("S201", "S202", "S203")
 _MANY = 20  # late calls
 _ABOUT_TIME = "SPL"  # families that say nothing of use about a job that hung or failed
@@ -56,6 +58,8 @@ def _is_sign(finding: Finding, cause: Finding) -> bool:
     if cause.code == _MACHINE:
         unlucky = cause.evidence.facts.get("late_ranks", ())
         return finding.code in _MACHINE_SIGNS and bool(finding.ranks) and set(finding.ranks) <= set(unlucky)
+    if cause.code == _ABSENT:
+        return finding.code in _ABSENT_SIGNS
     if cause.severity == "info" and finding.severity != "info":
         return False
     if finding.code == "S202" and finding.certainty != "certain" and _saw_all(cause):

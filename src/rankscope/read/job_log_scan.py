@@ -183,6 +183,7 @@ class JobLog:
 
     def _line(self, number: int, line: Line) -> None:
         self._speakers.note(line, number)
+        self._speakers.note_first(line, number)
         if line.time_ns != MISSING:
             self._now = line
             self._clock.note(line)
@@ -313,8 +314,9 @@ class JobLog:
 
     def _add(self, number: int, line: Line, kind: str, text: str, fields: Fields) -> None:
         alike = (kind, line.rank, line.label)
-        self._counts[alike] = self._counts.get(alike, 0) + 1
-        if len(self.rows) >= _MAX_EVENTS or self._counts[alike] > _MAX_ALIKE:
+        self._counts[alike] = count = self._counts.get(alike, 0) + 1
+        is_full = len(self.rows) >= (_MAX_EVENTS if count > 1 else 8 * _MAX_EVENTS)  # each rank has a first word
+        if is_full or count > _MAX_ALIKE:
             return
         self.rows.append(
             {

@@ -66,6 +66,7 @@ class Speakers:
         self._by_label: dict[str, set[int]] = {}
         self._by_pid: dict[int, set[int]] = {}
         self._last: dict[tuple[int, str], _Output] = {}
+        self._first: dict[tuple[int, str], int] = {}
         self._locals: dict[int, set[int]] = {}  # of torchrun's table: local rank -> ranks
         self._hosts: dict[int, str] = {}
         self._labels_are_ranks = True
@@ -85,6 +86,10 @@ class Speakers:
             if line.pid != MISSING and len(self._by_pid) < _MAX_LABELS:
                 self._by_pid.setdefault(line.pid, set()).add(line.rank)
         self._note_output(number, line)
+
+    def note_first(self, line: Line, number: int) -> None:
+        if len(self._first) < _MAX_LABELS:
+            self._first.setdefault((line.rank, line.label), number)
 
     def _note_output(self, number: int, line: Line) -> None:
         key = (line.rank, line.label)
@@ -163,7 +168,8 @@ class Speakers:
                 "near": output.speaker,
                 "kind": "last-output",
                 "text": output.text,
-                "fields": {"is_whole_file": True} if key == _WHOLE else {},
+                "fields": {"first_line": self._first.get(key, output.line)}
+                | ({"is_whole_file": True} if key == _WHOLE else {}),
             }
 
     def attribution(self, line: Line, fields: Fields) -> dict[str, Any]:

@@ -210,6 +210,7 @@ def check(made: MeshJob, kept: dict[str, set[int]]) -> float:
     return sum(row["match_id"] is not None for row in rows) / max(len(rows), 1)
 
 
+@pytest.mark.cases
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_over_random_meshes_with_any_subset_of_sources_and_ranks(seed: int) -> None:
     made, random = MeshJob(seed), Random(seed + 1000)

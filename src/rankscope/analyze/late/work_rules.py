@@ -36,7 +36,7 @@ def longer(trace: Trace) -> Iterator[Finding]:
         yield finding(cause, f"it takes {_times(cause)} for the same line", fix)
 
 
-_MANY = 5.0
+_MANY = 10.0
 
 
 def _times(cause: Cause) -> str:

@@ -314,6 +314,10 @@ def log_undecided(trace: Trace) -> Iterator[Finding | Effect]:
     """
     for verdict in of_cause(trace, "undecided"):
         known = verdict.attempt.ranks
+        standoff = verdict.standoff
+        advice = _UNMERGED if standoff and standoff.is_merged else _WAIT_MORE
+        if standoff and standoff.absent:
+            advice = f"give the log of {ranks_phrase(standoff.absent)}, too: all others waited, and it is not here"
         absent = sorted(set(range(verdict.attempt.world_size)) - known)
         yield _as_evidence(
             trace,
@@ -325,7 +329,7 @@ def log_undecided(trace: Trace) -> Iterator[Finding | Effect]:
                     *((f"the log has no line of {ranks_phrase(tuple(absent))}",) if absent else ()),
                     *_wait_notes(verdict),
                 ),
-                advice=_UNMERGED if verdict.standoff and verdict.standoff.is_merged else _WAIT_MORE,
+                advice=advice,
                 action="collect-more",
                 severity="warning",
             ),

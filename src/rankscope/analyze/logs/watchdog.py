@@ -120,13 +120,30 @@ def _who_is_missing(attempt: Attempt, waiting: set[int], base: Standoff) -> Stan
     absent = world - waiting - set(counted)
     mute = absent & attempt.ranks  # their log is here: they were silent while their peers timed out
     suspects = mute or absent
+    unseen = _sorted(absent - mute)
+    if absent and not mute and _have_their_start(attempt, waiting):
+        return base._replace(absent=unseen)
     if suspects and len(absent) * 2 < len(world):
         certainty: Certainty = "likely" if mute else "possible"
-        unseen = _sorted(absent - mute)
         return base._replace(cause="behind", certainty=certainty, ranks=_sorted(suspects), absent=unseen)
     if not absent and not counted and len(waiting) > 1:
         return base._replace(cause="stalled", certainty="likely")
     return base
+
+
+def _have_their_start(attempt: Attempt, waiting: set[int]) -> bool:
+    """All who wait printed something before that: a rank without even this is one whose log is not here."""
+    firsts: dict[int, list[Event]] = {}
+    for event in attempt.of("last-output"):
+        firsts.setdefault(event.rank, []).append(event)
+    timeouts = [event for event in attempt.of("watchdog-timeout") if event.rank in waiting]
+    begun = {
+        timeout.rank
+        for timeout in timeouts
+        for first in firsts.get(timeout.rank, ())
+        if first.file_id == timeout.file_id and int(first.fields.get("first_line", first.line)) < timeout.line
+    }
+    return len(begun) > 1 and begun == {event.rank for event in timeouts}
 
 
 def _own_watchdogs(attempt: Attempt) -> set[int]:
