@@ -76,7 +76,7 @@ def explain(trace: Trace, standing: Standing) -> LateCause:
     cause = _ON_HOST.get(main, UNKNOWN)
     work = None
     if main in (COMPUTATION, WORKING):
-        work = compare_work(trace, main == COMPUTATION, (standing.rank, peers), late_steps)
+        work = compare_work(trace, main == COMPUTATION, standing.rank, peers, late_steps)
         cause = _cause_of_work(parts, main, work)
     elif main == COPIES:
         cause = "slow-copies"

@@ -67,7 +67,7 @@ def match_calls(trace: Trace) -> Matching:
     placement = Placement(event, method, rows.domain)
     tolerance = TOLERANCE_NS
     for _ in range(_ROUNDS if np.any(_to_place(rows, event)) else 0):
-        placement = _placed(rows, (event, method), clocks, tolerance)
+        placement = _placed(rows, event, method, clocks, tolerance)
         clocks = _fitted(rows, placement.event, clocks)
         tolerance = _tolerance(rows, placement.event, clocks)
     group, groups = _with_concluded_groups(rows, placement)
@@ -138,9 +138,8 @@ def _tolerance(rows: CommRows, event: Array, clocks: Clocks) -> float:
     return min(max(_TIMES_APART * float(apart[int(0.9 * len(apart))]), _CLOSEST_NS), _FARTHEST_NS)
 
 
-def _placed(rows: CommRows, known: tuple[Array, Array], clocks: Clocks, tolerance: float) -> Placement:
-    """`known` are the events and methods of the calls that need not be placed."""
-    event, method = known
+def _placed(rows: CommRows, event: Array, method: Array, clocks: Clocks, tolerance: float) -> Placement:
+    """`event` and `method` are known of the calls that need not be placed."""
     chosen = np.flatnonzero(_to_place(rows, event))
     clock = clocks.of_process[rows.process]
     start, end = (_since(clocks, clock, times) for times in (rows.start_ns, rows.end_ns))

@@ -65,9 +65,8 @@ class _Totals(NamedTuple):
     size: float
 
 
-def compare_work(trace: Trace, on_device: bool, company: tuple[int, Sequence[int]], steps: Sequence[int]) -> Work:
-    """`company` is the rank and its peers; without steps the whole traces are compared."""
-    rank, peers = company
+def compare_work(trace: Trace, on_device: bool, rank: int, peers: Sequence[int], steps: Sequence[int]) -> Work:
+    """Without steps the whole traces are compared."""
     ranks = ", ".join(str(int(one)) for one in (rank, *peers))
     marked = [str(int(step)) for step in steps if step >= 0]
     chosen = f"rank IN ({ranks})" + (f" AND step IN ({', '.join(marked)})" if marked else "")
