@@ -26,7 +26,7 @@ def join_logs(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]
     for own in findings:
         if own.code not in _FROM_LOGS or not others:
             continue
-        same = next((other for other in others if set(other.ranks) & set(own.ranks)), None)
+        same = next((other for other in others if set(other.ranks) & set(own.ranks) or _explains(other, own)), None)
         if same is None and own.ranks and own.certainty == "certain":
             continue  # another problem, or the cause that the dumps do not show
         effects.append(own)
@@ -40,6 +40,12 @@ def _is_hang(finding: Finding) -> bool:
     return finding.code.startswith("H") and finding.severity == "error"
 
 
+def _explains(stuck: Finding, own: Finding) -> bool:
+    """A rank that waited in the call which another never reached fails afterwards, whatever it says then."""
+    waited = set(stuck.group.ranks) - set(stuck.ranks) if stuck.group else set()
+    return stuck.code == "H105" and own.code == "H130" and bool(own.ranks) and set(own.ranks) <= waited
+
+
 def _with_log(finding: Finding, own: Finding) -> Finding:
     said = () if own.title in finding.title else (f"the log says: {own.title}",)
     notes = (*finding.evidence.notes, *said)
@@ -48,7 +54,7 @@ def _with_log(finding: Finding, own: Finding) -> Finding:
         finding,
         evidence=evidence,
         location=finding.location or own.location,
-        action=own.action,
+        action=finding.action if _explains(finding, own) else own.action,
         action_hosts=own.action_hosts,
     )
 
