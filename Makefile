@@ -16,7 +16,7 @@ PYTEST  := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # The tests start hundreds of processes: without bytecode, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check quick lint docs accuracy screenshots bench clean
+.PHONY: help demo test check quick lint docs accuracy frameworks screenshots bench clean
 .NOTPARALLEL:  # two pips must not write into one environment
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make quick   the quick tests alone"
 	@echo "make docs    regenerate what is generated in docs/, README.md and CONTRIBUTING.md"
 	@echo "make accuracy   count right and wrong verdicts on simulated and real jobs, in docs/accuracy.md (some minutes)"
+	@echo "make frameworks   train with Lightning, transformers, accelerate and ignite under rankscope record (some minutes)"
 	@echo "make screenshots   take the pictures in docs/images again (needs chromium)"
 	@echo "make fuzz    try 100,000 hostile inputs over all formats (over an hour)"
 	@echo "make bench   measure against torchfrtrace, Holistic Trace Analysis, tlparse and Chakra on this machine (over an hour)"
@@ -37,9 +38,6 @@ demo: $(PACKAGE)
 # torch comes first, so that nothing else can pull in another version of it.
 test: $(WITH_TORCH) $(PROGRAMS) lint
 	$(PYTEST)
-
-# Where a machine forbids Python to keep what it compiled, every worker and every command compiles everything again.
-unexport PYTHONDONTWRITEBYTECODE
 
 check: lint quick
 
@@ -59,6 +57,21 @@ accuracy: $(WITH_TORCH) $(CHECKER)
 	$(BIN)/python tools/make_log_accuracy.py
 	$(BIN)/python tools/make_ending_accuracy.py
 
+# They have an environment of their own, which sees this one's torch and packages and must not replace them.
+FRAMEWORKS := .venv-frameworks
+WITH_FRAMEWORKS := $(FRAMEWORKS)/.frameworks
+frameworks: $(WITH_FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pytest -n 0 tests/frameworks
+
+$(WITH_FRAMEWORKS): $(WITH_TORCH) $(CHECKER)
+	$(BIN)/python -m venv $(FRAMEWORKS)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	  > "$$($(FRAMEWORKS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/above.pth"
+	echo "torch==$$($(BIN)/python -c 'import torch; print(torch.__version__)')" > $(FRAMEWORKS)/constraints.txt
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet -c $(FRAMEWORKS)/constraints.txt \
+	  lightning transformers accelerate pytorch-ignite
+	@touch $@
+
 fuzz: $(CHECKER)
 	$(BIN)/python tests/fuzz/run.py -n 100000 --write
 
@@ -76,7 +89,7 @@ bench: $(WITH_TORCH) $(PACKAGE)
 	$(BIN)/python bench/report.py
 
 clean:
-	rm -rf $(VENV) build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-frameworks build dist demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(MADE):

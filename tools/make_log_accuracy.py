@@ -26,8 +26,9 @@ INTRODUCTION = """\
 
 {n} simulated jobs per row, healthy ones included: a rank that is stuck, calls something else, raises or is killed, and
 collectives that all joined, in the words of torch 2.3 and 2.6 (`tools/make_log_accuracy.py`). `among`: both sides of a
-tie are named. `undecided`: nobody is named. `possible`: a wrong rank, said to be possible, because its log is missing
-and all others timed out.
+tie are named. `rank only`: the right ranks, or rightly none, for a less exact reason. `undecided`: nobody is named.
+`possible`: a wrong rank, said to be possible. A rank whose log is missing is not named for its silence; the fix line
+asks for its log.
 """
 BESIDE = "[W1118 09:59:59.0 ProcessGroupNCCL.cpp:1538] destroy_process_group() was not called before program exit\n"
 BEGIN, END = "<!-- from logs: begin -->", "<!-- from logs: end -->"

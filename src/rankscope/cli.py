@@ -111,13 +111,16 @@ def command_parser(name: str) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     _never_fail_on_encoding(sys.stdout)  # as Python itself sees to for stderr
-    # numpy starts a thread per core for linear algebra, which is never used here: a third of its start-up time.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    words = list(sys.argv[1:] if argv is None else argv)
+    # numpy starts a thread per core for linear algebra, which is never used here: a third of its start-up time. A job
+    # that is recorded would inherit that.
+    if words[:1] != ["record"]:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # A command makes millions of objects and no cycles worth looking for: that would cost a tenth of its time.
     collects = gc.isenabled()
     gc.disable()
     try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
+        code = _run(words)
         sys.stdout.flush()
         return code
     except RankscopeError as error:

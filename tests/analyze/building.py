@@ -5,8 +5,9 @@ A call reads `dp:1 all_reduce [8] f32 done @loop.py:10`: description and name of
 - sizes: `[8]`, `[8]->[16]`, `[8][4]->[16]` (several tensors), `[8]->` (no output);
 - type: a key of TYPES;
 - state: done, waiting (when none is given), started, aborted (completed after its time-out) or failed;
-- `@file:line` for the user's line, `#7` for a sequence number out of the row, `+20` for the time of the call and `=25`
-  for the time of its end (milliseconds), `gloo` for the other backend, `member` and `batch` for coalesced groups.
+- `@file:line` for the user's line, `#7` for a sequence number out of the row, `^3` for the number that the process gave
+  the group, `+20` for the time of the call and `=25` for the time of its end (milliseconds), `gloo` for the other
+  backend, `member` and `batch` for coalesced groups.
 
 `send>1` and `recv<0` name the other side by its position in the group.
 """
@@ -108,12 +109,15 @@ class _Sites:
 
 def _program_rows(rank: int, calls: Sequence[str], sites: _Sites) -> Iterable[dict[str, Any]]:
     next_seq: dict[str, int] = defaultdict(lambda: 1)
+    n_transfers: dict[tuple[str, int | None], int] = defaultdict(int)
     for position, text in enumerate(calls):
         row = _call_row(text, START_NS + position * MS, sites)
         name = row["group_name"]
         # A transfer, and a member of a coalesced group, shows the number of the group's current collective.
         counts = not row["is_p2p"] and row["role"] != "member"
         row.setdefault("seq", next_seq[name] - (1 if row["is_p2p"] else 0))
+        n_transfers[name, row.get("pg_id")] += row["is_p2p"]
+        row["p2p_seq"] = n_transfers[name, row.get("pg_id")]
         next_seq[name] = row["seq"] + 1 if counts else next_seq[name]
         yield {**row, "file_id": rank, "rank": rank, "record_id": position}
 
@@ -138,6 +142,8 @@ def _call_row(text: str, created_ns: int, sites: _Sites) -> dict[str, Any]:
             row["stack_id"], row["site_id"] = sites.stack(word[1:])
         elif word[0] == "#":
             row["seq"] = int(word[1:])
+        elif word[0] == "^":
+            row["pg_id"] = int(word[1:])
         elif word[0] == "+":
             row["created_ns"] = START_NS + int(word[1:]) * MS
         elif word[0] == "=":

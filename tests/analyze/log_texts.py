@@ -39,6 +39,15 @@ OFF_THE_BUS = (
 NOT_JOINED = traceback(
     0, "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 3/4 clients joined."
 )
+
+
+def lost(node: str, pid: int, peer: str, status: int = 12) -> str:
+    """What NCCL prints when a transfer ends with an error."""
+    where = f"{node}:{pid}:{pid + 400} [0] transport/net_ib.cc:2050"
+    return f"{where} NCCL WARN NET/IB : Got completion from peer {peer}<48210> with status={status} opcode=0 len=0\n"
+
+
+LINK_DOWN = lost("gpu-3", 812, "10.0.0.4") + lost("gpu-3", 812, "10.0.0.4", 5) + lost("gpu-3", 813, "10.0.0.5")
 ONLY_VICTIMS = closed(0) + closed(1)
 # An event, so that there is something to read, of a job that ended well.
 HEALTHY_EVENT = "[W1118 10:00:00.1 ProcessGroupNCCL.cpp:1] destroy_process_group() was not called before program exit\n"

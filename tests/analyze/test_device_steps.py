@@ -137,9 +137,10 @@ def test_loaders_are_known_by_name(name: str, is_loader: bool) -> None:
 
 def loading(ranks: tuple[int, ...], fetched: float, name: str = LOADER["name"], healthy: tuple[int, ...] = ()) -> Trace:
     """Four steps of a millisecond, which begin with fetching data; the device computes after that."""
-    rows: dict[str, list[Row]] = {"steps": [], "annotations": [], "kernels": []}
+    rows: dict[str, list[Row]] = {"profiles": [], "steps": [], "annotations": [], "kernels": []}
     for rank in (*ranks, *healthy):
         length = fetched if rank in ranks else 1
+        rows["profiles"] += on_ranks([rank], [{"source": "kineto"}])
         for number in range(4):
             begin = 1000 * number
             rows["steps"] += on_ranks([rank], [step(number, begin, begin + 1000)])

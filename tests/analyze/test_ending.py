@@ -34,7 +34,7 @@ def short(*about: dict[str, Any]) -> Trace:
 @pytest.mark.parametrize(
     ("code", "title"),
     [
-        (3, "rank 1 ended with exit code 3"),
+        (3, "rank 1 exited with code 3"),
         (137, "rank 1 was killed by SIGKILL"),
         (139, "rank 1 crashed with SIGSEGV"),
     ],
@@ -89,7 +89,7 @@ def test_a_download_that_times_out_is_the_ranks_own_failure() -> None:
 
 
 def kept_by_a_thread() -> Trace:
-    reason = "the interpreter has not ended for 300 s: a thread that is no daemon still runs"
+    reason = "the interpreter has not ended for 300 s: a non-daemon thread is still running"
     return stacks_alone({1: [(300, reason, EXITING)]})
 
 
@@ -102,7 +102,7 @@ def test_a_thread_that_keeps_the_interpreter_is_named() -> None:
 def test_a_process_that_does_not_end_after_its_groups_is_named() -> None:
     reason = "the process has not ended for 300 s since destroy_process_group"
     finding = found(stacks_alone({1: [(300, reason, SAVING)]}), "H118")
-    assert finding.title == "rank 1 does not end after destroy_process_group: it is in save (save.py:9)"
+    assert finding.title == "rank 1 does not exit after destroy_process_group: it is in save (save.py:9)"
 
 
 def left_early() -> Trace:

@@ -10,6 +10,7 @@ import pytest
 
 from analyze.log_texts import closed, failed, traceback
 from analyze.test_log_verdicts import findings, only
+from rankscope.read import job_log_scan
 from rankscope.simulate.job_log import LogJob, text_of
 
 
@@ -101,6 +102,21 @@ def test_8_silence_counts_only_where_the_log_is_here(tmp_path: Path) -> None:
     here = only(tmp_path, "[rank3]: evaluating\n" + text)
     assert (here.ranks, here.certainty) == ((3,), "likely")
     assert any("evaluating" in note for note in here.evidence.notes)
+
+
+def test_8_a_log_without_even_the_start_of_a_rank_is_not_that_rank_s_silence(tmp_path: Path) -> None:
+    """The others printed something before they waited; of this rank there is nothing, so that its log is missing."""
+    begun = "".join(f"[rank{rank}]: using cuda:{rank}\n" for rank in (0, 1, 2, 4))
+    finding = only(tmp_path, begun + timed_out(0) + timed_out(1) + timed_out(2) + timed_out(4))
+    assert (finding.code, finding.ranks) == ("H138", ())
+    assert "the log of rank 3" in finding.help
+
+
+def test_a_rank_s_first_words_are_kept_however_many_others_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank whose time-out is dropped would look like one that did not wait."""
+    monkeypatch.setattr(job_log_scan, "_MAX_EVENTS", 10)
+    finding = only(tmp_path, "".join(timed_out(rank) * 3 for rank in range(12)))
+    assert (finding.code, finding.ranks) == ("H136", ())
 
 
 def test_what_comes_after_a_timeout_is_its_consequence(tmp_path: Path) -> None:

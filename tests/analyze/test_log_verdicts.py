@@ -77,7 +77,7 @@ def test_the_kernel_names_the_cause_of_a_kill(tmp_path: Path) -> None:
         (" DUE TO TIME LIMIT", "the job reached its time limit", "restart"),
         (" DUE TO PREEMPTION", "the scheduler preempted the job", "restart"),
         (" DUE TO NODE FAILURE", "a node failed: gpu-3", "restart-without"),
-        ("", "somebody canceled the job", "restart"),
+        ("", "someone canceled the job", "restart"),
     ],
 )
 def test_the_scheduler_says_why_it_ended_the_job(tmp_path: Path, reason: str, title: str, action: str) -> None:

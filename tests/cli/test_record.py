@@ -200,6 +200,19 @@ def test_a_job_may_talk_to_the_terminal(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+def test_the_job_has_the_environment_of_its_user(tmp_path: Path) -> None:
+    """What rankscope sets for itself, such as its number of threads, would slow a job down."""
+    shows = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+    given = {name: value for name, value in clean_environment().items() if name != "OPENBLAS_NUM_THREADS"}
+    command = [sys.executable, "-m", "rankscope", "record", "-o", "t", "--", *shows]
+    bare, recorded = (
+        json.loads(subprocess.run(each, env=given, cwd=tmp_path, capture_output=True, check=True).stdout)
+        for each in (shows, command)
+    )
+    changed = {name for name in bare.keys() | recorded.keys() if bare.get(name) != recorded.get(name)}
+    assert {name for name in changed if not name.startswith(("TORCH", "RANKSCOPE_"))} == {"PYTHONPATH"}
+
+
 def test_ctrl_z_stops_both_and_both_go_on(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(COUNTER)
     process = started("-o", "t", "--", sys.executable, "job.py", cwd=tmp_path)

@@ -20,7 +20,7 @@ import ctypes, os, signal, sys, threading, time
 from rankscope.collect.run import Run
 from rankscope.collect.settings import Settings
 
-signal.alarm(30)
+signal.alarm(240)
 
 def begin():
     off = dict.fromkeys(("execution_trace", "kineto", "recorder", "metrics", "compile_log", "host"), False)

@@ -14,6 +14,7 @@ from collector.tracked_calls import SEND, SPEAKER, Backend, Handle, Job, OneStor
 from rankscope.collect.desync import hang_report
 from rankscope.collect.desync.calls import Calls
 from rankscope.collect.desync.connections import Connections
+from rankscope.collect.desync.groups import Group
 from rankscope.collect.desync.prefetch import Prefetched
 from rankscope.collect.desync.values import encode_state
 from rankscope.collect.desync.writer import Writer
@@ -123,9 +124,15 @@ def test_a_store_that_has_closed_the_connection_is_noticed_before_torch_complain
     del server
     backend.store = None
     gc.collect()
-    time.sleep(0.2)
     with pytest.raises(ConnectionError, match="it closed the connection"):
-        connections.store_of(group)
+        ask_until_refused(connections, group)
+
+
+def ask_until_refused(connections: Connections, group: Group) -> None:
+    """A thread of the store closes the connection."""
+    deadline = time.monotonic() + 60
+    while connections.store_of(group) is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def test_many_ranks_write_less_often() -> None:

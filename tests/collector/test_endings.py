@@ -156,7 +156,7 @@ def test_a_forked_child_has_the_handlers_of_the_job_and_does_not_speak_for_its_p
         begin()
         worker = os.fork()
         if not worker:
-            signal.alarm(20)
+            signal.alarm(120)
             while True:
                 time.sleep(1)
         os.kill(worker, signal.SIGTERM)

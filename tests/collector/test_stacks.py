@@ -181,13 +181,18 @@ def test_what_was_left_behind_is_added_to_what_is_there(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["stacks_3.txt"]
 
 
+def test_torch_is_not_imported_for_the_collector(tmp_path: Path) -> None:
+    with child(tmp_path, "begin(); print('torch' in sys.modules, flush=True)") as job:
+        assert job.read_line() == "False"
+
+
 def test_a_child_forked_while_the_timer_runs_ends(tmp_path: Path) -> None:
     body = """
         run = begin()
         run.part("stacks").tick()
         process = os.fork()
         if not process:
-            signal.alarm(20)
+            signal.alarm(120)
             sys.exit(7)
         print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
     """

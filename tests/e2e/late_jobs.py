@@ -24,6 +24,8 @@ CAUSES = {
     "workers": "X603",
     "saving": "X604",
     "transfer": "X605",
+    "pipe": "X605",
+    "address": "X605",
     "lock": "X606",
     "python-lock": "X607",
     "longer": "X609",
@@ -31,6 +33,9 @@ CAUSES = {
     "dtype": "X615",
     "evaluation": "X616",
     "extra": "X610",
+    "operator": "X610",
+    "hook": "X610",
+    "expert": "X614",
     "optimizer": "X611",
     "compile": "X613",
 }

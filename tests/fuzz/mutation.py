@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import pickle
 import random
 import re
 import sqlite3
+import tarfile
 import tempfile
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +62,20 @@ NAMES = (
     "-{}",
     "{}" + "9" * 150,
 )
+MEMBERS = (
+    "{}",
+    "rank_1/{}",
+    "../../{}",
+    "/etc/{}",
+    "a/" * 300 + "{}",
+    "{}" + ".gz" * 40,
+    "{}\n\x1b[31m",
+    "nccl_trace_rank_999999999",
+    "1a" * 2000,
+    "{}²",
+    "C:\\{}",
+    "",
+)
 
 
 def mutated(chance: random.Random, name: str, content: bytes) -> tuple[str, bytes]:
@@ -72,8 +90,45 @@ def mutated(chance: random.Random, name: str, content: bytes) -> tuple[str, byte
         changed = gzip.compress(changed, 1)
         if chance.random() < 0.1:
             changed = _bytes(chance, changed)
+    if chance.random() < 0.1:
+        return _archived(chance, name, chance.choice((content, changed)))
     stem = chance.choice(NAMES).replace("{}", name) if chance.random() < 0.1 else name
     return stem.replace("/", "_")[:250], changed
+
+
+def _archived(chance: random.Random, name: str, content: bytes) -> tuple[str, bytes]:
+    """The file in an archive, once or twice, under any name; often in another archive, or with some bytes changed."""
+    for _ in range(chance.choice((1, 1, 1, 2, 6))):
+        members = [(chance.choice(MEMBERS).replace("{}", name), content) for _ in range(chance.randint(1, 3))]
+        extension = chance.choice((".zip", ".tar", ".tar.gz"))
+        content = _zip(chance, members) if extension == ".zip" else _tar(chance, members)
+        if chance.random() < 0.4:
+            content = _bytes(chance, content)
+        content = gzip.compress(content, 1) if extension == ".tar.gz" else content
+        name = "job" + extension
+    return name, content
+
+
+def _zip(chance: random.Random, members: list[tuple[str, bytes]]) -> bytes:
+    written = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(written, "w", chance.choice((0, 8))) as archive:
+        warnings.simplefilter("ignore")  # two members of one name
+        for name, content in members:
+            archive.writestr(name or "/", content)
+    return written.getvalue()
+
+
+def _tar(chance: random.Random, members: list[tuple[str, bytes]]) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=chance.choice((0, 1, 2))) as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            if chance.random() < 0.1:
+                member.type, member.linkname = chance.choice((b"1", b"2", b"3", b"5", b"6")), "/etc/passwd"
+            with contextlib.suppress(ValueError):  # a name that this form of tar does not take
+                archive.addfile(member, io.BytesIO(content))
+    return written.getvalue()
 
 
 def _structured(chance: random.Random, content: bytes) -> bytes:

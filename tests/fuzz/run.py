@@ -20,8 +20,9 @@ from rankscope.model.border import raise_bugs
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 TABLE = re.compile(r"(<!-- fuzz: begin -->\n).*?(<!-- fuzz: end -->)", re.DOTALL)
+ROW = re.compile(r"^\| (\w+) \| ([0-9,]+) \| ([0-9,]+) \|$", re.MULTILINE)
 # How many times as long as the others one input takes.
-SLOW = {"kineto": 20, "execution_trace": 10, "nsys": 15, "compile_log": 10, "host_samples": 5}
+SLOW = {"kineto": 30, "execution_trace": 30, "nsys": 30, "compile_log": 12, "host_samples": 5, "torch_logs": 10}
 CHUNK = 50
 
 
@@ -31,6 +32,9 @@ def main() -> int:
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments.add_argument("--write", action="store_true", help="put the table into docs/security.md")
+    arguments.add_argument(
+        "--add", action="store_true", help="add to the table that is there: a slice with other seeds"
+    )
     chosen = arguments.parse_args()
     counts = shares(chosen.n)
     chunks = [
@@ -48,9 +52,13 @@ def main() -> int:
                 print(*failure, sep="  ", flush=True)
             if done % 10 == 0:
                 print(f"{done * CHUNK:,} of {chosen.n:,} inputs, {len(failures)} failures", flush=True)
-    if chosen.write:
-        PAGE.write_text(TABLE.sub(lambda match: match[1] + table(counts, failures) + match[2], PAGE.read_text()))
-    print(table(counts, failures))
+    tried, failed = Counter(counts), Counter(failure.format for failure in failures)
+    print(table(tried, failed))
+    if chosen.write or chosen.add:
+        page = PAGE.read_text()
+        before, failed_before = counted(page) if chosen.add else (Counter[str](), Counter[str]())
+        shown = table(tried + before, failed + failed_before)
+        PAGE.write_text(TABLE.sub(lambda match: match[1] + shown + match[2], page))
     return int(bool(failures))
 
 
@@ -68,11 +76,20 @@ def try_chunk(chunk: tuple[str, range]) -> list[Failure]:
         return list(all_problems(*chunk, Path(folder, "job")))
 
 
-def table(counts: dict[str, int], failures: list[Failure]) -> str:
-    failed = Counter(failure.format for failure in failures)
-    rows = [f"| {name} | {n_inputs:,} | {failed[name]} |" for name, n_inputs in counts.items()]
-    total = f"| all | {sum(counts.values()):,} | {len(failures)} |"
+def table(tried: Counter[str], failed: Counter[str]) -> str:
+    rows = [f"| {name} | {n_inputs:,} | {failed[name]} |" for name, n_inputs in sorted(tried.items())]
+    total = f"| all | {tried.total():,} | {failed.total()} |"
     return "\n".join(("| format | inputs | failures |", "| --- | --- | --- |", *rows, total, ""))
+
+
+def counted(text: str) -> tuple[Counter[str], Counter[str]]:
+    """Inputs and failures by format, of all the tables in a text: the page's, or what several slices printed."""
+    tried, failed = Counter[str](), Counter[str]()
+    for name, n_inputs, n_failed in ROW.findall(text):
+        if name != "all":
+            tried[name] += int(n_inputs.replace(",", ""))
+            failed[name] += int(n_failed.replace(",", ""))
+    return tried, failed
 
 
 if __name__ == "__main__":

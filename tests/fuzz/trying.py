@@ -25,7 +25,12 @@ DATA = Path(__file__).parents[1] / "data"
 MOST_S = 5.0  # of CPU, for a file under 1 MB
 MOST_BYTES = 1 << 30  # above the size of the data
 MEMORY = 4 << 30
-STEADY = "nccl_trace_rank_1"  # a whole dump beside the changed file: there is always something to judge
+# Whole files beside the changed one: there is always something to judge, and execution traces are linked to profiles.
+STEADY = {"flight_recorder/nccl_trace_rank_0": "nccl_trace_rank_1"}
+PARTNERS = {
+    "execution_trace": {"kineto/kineto_trace_0.json.gz": "kineto_trace_0.json.gz"},
+    "kineto": {"execution_trace/torch_et_0.json": "torch_et_0.json"},
+}
 
 
 class Failure(NamedTuple):
@@ -49,7 +54,8 @@ def make_input(name: str, seed: int, folder: Path) -> tuple[Path, Path]:
     sample = chance.choice(samples(name))
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    shutil.copy(DATA / "flight_recorder" / "nccl_trace_rank_0", folder / STEADY)
+    for path, beside in (STEADY | PARTNERS.get(name, {})).items():
+        shutil.copy(DATA / path, folder / beside)
     for _ in range(20):
         file_name, content = mutated(chance, sample.name, sample.read_bytes())
         with contextlib.suppress(OSError, ValueError):  # a name that this system does not take
@@ -85,7 +91,7 @@ def problem_of(name: str, seed: int, folder: Path) -> Failure | None:
 
 
 def _is_told(trace: Trace, file: Path) -> bool:
-    return any(Path(path).name == file.name for path in trace.table("files").text("path").tolist())
+    return any(f"/{file.name}" in path for path in trace.table("files").text("path").tolist())
 
 
 def _peak_bytes() -> int:

@@ -12,19 +12,6 @@ import rankscope
 
 SOURCE = Path(rankscope.__file__).parent
 NOT_NOUNS = {"found", "told", "own", "got_it", "stuff", "tmp", "foo"}
-# Rooms in which `own` still has to become a noun; take a room out when it is done.
-NOT_YET = (
-    "analyze/attempts.py",
-    "analyze/collectives/",
-    "analyze/comm/",
-    "analyze/ending/",
-    "analyze/hangs/",
-    "analyze/late/",
-    "analyze/link/",
-    "analyze/log_evidence.py",
-    "analyze/logs/",
-    "read/job_log",
-)
 
 
 def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -41,31 +28,25 @@ def test_the_check_sees_every_kind_of_variable(source: str) -> None:
     assert {name for _, name in bound_names(ast.parse(source))} & NOT_NOUNS
 
 
-def _is_field_or_later(path: Path, line: int) -> bool:
+def _lines_of_fields(tree: ast.AST) -> set[int]:
     """A field has its record as its noun: `difference.own`."""
-    if path.relative_to(SOURCE).as_posix().startswith(NOT_YET):
-        return True
-    return line in {
+    return {
         statement.lineno
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
         for statement in node.body
         if isinstance(statement, ast.AnnAssign)
     }
 
 
-def test_rooms_that_are_done_are_not_listed() -> None:
-    for room in NOT_YET:
-        files = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).as_posix().startswith(room)]
-        names = {name for path in files for _, name in bound_names(ast.parse(path.read_text(encoding="utf-8")))}
-        assert "own" in names, f"{room} is done: take it out of NOT_YET"
-
-
 def test_variables_are_nouns() -> None:
-    wrong = [
-        f"{path.relative_to(SOURCE)}:{line}: {name}"
-        for path in sorted(SOURCE.rglob("*.py"))
-        for line, name in bound_names(ast.parse(path.read_text(encoding="utf-8")))
-        if name in NOT_NOUNS and not (name == "own" and _is_field_or_later(path, line))
-    ]
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        fields = _lines_of_fields(tree)
+        wrong += [
+            f"{path.relative_to(SOURCE)}:{line}: {name}"
+            for line, name in bound_names(tree)
+            if name in NOT_NOUNS and not (name == "own" and line in fields)
+        ]
     assert not wrong, "name what these hold:\n" + "\n".join(wrong)

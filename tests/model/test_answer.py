@@ -155,6 +155,8 @@ def test_other_libraries_get_the_same_rows(trace: Trace) -> None:
         "create table mine as select 1 as rank",
         "-- why\ncreate view mine as select 1 as rank",
         "alter table ranks add column x int",
+        "with more as (from ranks) insert into comms (rank) select rank from more",
+        "merge into comms using ranks on comms.rank = ranks.rank when not matched then insert (rank) values (1)",
     ],
 )
 def test_a_statement_changes_nothing_in_the_trace(sql: str, trace: Trace) -> None:
@@ -162,6 +164,10 @@ def test_a_statement_changes_nothing_in_the_trace(sql: str, trace: Trace) -> Non
         trace.sql(sql)
     assert caught.value.hint
     assert trace.sql("select count(*) from ranks").rows() == [(4,)]
+
+
+def test_words_of_changes_may_be_values_and_names(trace: Trace) -> None:
+    assert trace.sql("with a as (select 'drop table ranks' as \"delete\") from a").rows() == [("drop table ranks",)]
 
 
 def test_traces_do_not_see_each_other(trace: Trace) -> None:

@@ -11,6 +11,38 @@ Sample = tuple[str, str, dict[str, Any]]
 
 LAUNCHERS: list[Sample] = [
     (
+        "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGKILL: 9>.",
+        "exit",
+        {"signal": "SIGKILL"},
+    ),
+    (
+        "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 3.",
+        "exit",
+        {"exit_code": 3},
+    ),
+    (
+        "[rank: 0] Child process with PID 812 terminated with code 1. Forcefully terminating all other processes",
+        "exit",
+        {"exit_pid": 812, "exit_code": 1},
+    ),
+    (
+        "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker IP address: "
+        "10.0.0.4 Worker port: 10004 Worker PID: 812 Worker exit type: SYSTEM_ERROR Worker exit detail: Worker",
+        "died",
+        {"exit_pid": 812, "node": "10.0.0.4"},
+    ),
+    (
+        "(raylet) node_manager.cc:3007: 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed "
+        "due to other reasons at node (ID: 5c, IP: 10.0.0.4) over the last time period.",
+        "host-oom",
+        {"node": "10.0.0.4"},
+    ),
+    (
+        "slurmstepd: error: *** STEP 812.0 ON gpu-3 CANCELLED AT 2026-11-18T10:00:00 DUE TO JOB REQUEUE ***",
+        "scheduler",
+        {"reason": "JOB REQUEUE"},
+    ),
+    (
         f"{AGENT}failed (exitcode: -9) local_rank: 1 (pid: 4002) of binary: /usr/bin/python",
         "exit",
         {"exit_code": -9, "local_rank": 1, "exit_pid": 4002},
@@ -83,6 +115,15 @@ LAUNCHERS: list[Sample] = [
     ("[rank: 3] Received SIGTERM: 15", "told-to-stop", {"signal": "SIGTERM"}),
 ]
 DEVICES: list[Sample] = [
+    ("RuntimeError: CUDA error: out of memory", "device-oom", {}),
+    ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "device-ecc", {}),
+    ("NVRM: GPU at 0000:3b:00.0 has fallen off the bus and is not responding to commands.", "device-lost", {}),
+    (
+        "  what():  CUDA error: device-side assert triggered",
+        "watchdog-error",
+        {"text": "CUDA error: device-side assert triggered"},
+    ),
+    ("AssertionError: Rank 11: found NaN in local grad norm in backward pass", "nan", {"named_rank": 11}),
     (
         "Nov 18 10:00:00 gpu-3 kernel: [701.4] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has "
         "fallen off the bus.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -146,3 +147,31 @@ def test_members_that_share_their_bytes_cannot_unfold(tmp_path: Path, monkeypatc
             archive.NameToInfo[copied.filename] = copied
     assert isinstance(list(members(path))[-1], BadMember)
     assert len(list(members(path))) < 100
+
+
+def test_links_in_a_tar_are_told_and_second_names_are_read(dumps: list[Path], tmp_path: Path) -> None:
+    place = tmp_path / "job.tar"
+    (tmp_path / "dumps" / f"{PREFIX}7").hardlink_to(dumps[0])
+    (tmp_path / "dumps" / "latest").symlink_to(dumps[1])
+    os.mkfifo(tmp_path / "dumps" / "pipe")
+    with tarfile.open(place, "w") as archive:
+        archive.add(tmp_path / "dumps", "d")
+    found = list(members(place))
+    assert {member.name for member in found if isinstance(member, Member)} == {
+        f"d/{PREFIX}{rank}" for rank in (0, 1, 2, 3, 7)
+    }
+    told = {member.name: member.problem for member in found if isinstance(member, BadMember)}
+    assert told == {"d/latest": "is a link", "d/pipe": "is no file"}
+    rows = {Path(row["path"]).name: row["status"] for row in load(place).table("files").rows()}
+    assert rows["pipe"] == rows["latest"] == "ignored"
+
+
+@pytest.mark.parametrize("name", ["job.zip", "job.tar", "job.tar.gz"])
+def test_an_empty_archive_is_told(name: str, dumps: list[Path]) -> None:
+    place = dumps[0].parent / name
+    if name == "job.zip":
+        zipfile.ZipFile(place, "w").close()
+    else:
+        tarfile.open(place, "w:gz" if name.endswith("gz") else "w").close()
+    (row,) = (row for row in load(place.parent).table("files").rows() if row["path"].endswith(name))
+    assert (row["status"], row["problem"]) == ("ignored", "is an empty archive")

@@ -241,6 +241,18 @@ BACKENDS: list[Sample] = [
         {"a": 1, "b": 0},
     ),
     (f"{NCCL}bootstrap.cc:9 NCCL WARN Bootstrap : no socket interface found", "no-interface", {}),
+    (
+        f"{NCCL}transport/net_ib.cc:9 NCCL WARN NET/IB : Got completion from peer fe80::1e34:da03:5:4%ib0<48210> with "
+        "error 4, opcode 0",
+        "network",
+        {"peer": "fe80::1e34:da03:5:4%ib0", "status": 4},
+    ),
+    (f"{NCCL}include/alloc.h:9 NCCL WARN Cuda failure 710 'device-side assert triggered'", "device-error", {}),
+    (
+        "Unhandled exception: runtime_error. what(): NCCL Error 5: invalid usage",
+        "nccl-error",
+        {"text": "invalid usage"},
+    ),
     (f"{NCCL}init.cc:9 NCCL WARN something new", "nccl-warn", {"text": "something new"}),
 ]
 REPORTS: list[Sample] = [
@@ -283,9 +295,9 @@ ALL = [*WATCHDOG, *STORE, *BACKENDS, *REPORTS, *LAUNCHERS, *DEVICES]
 
 @pytest.mark.parametrize(("text", "kind", "fields"), ALL, ids=range(len(ALL)))
 def test_a_message_has_its_kind_and_numbers(tmp_path: Path, text: str, kind: str, fields: dict[str, Any]) -> None:
-    """Among other output: the search must stop at its line."""
-    event = one(tmp_path / "job", f"step 1 loss 2.0\nstep 2 loss 2.0\n{text}\nstep 3 loss 2.0\n")
-    assert (event["kind"], event["line"]) == (kind, 3)
+    """Far down in other output: the search must stop at its line."""
+    event = one(tmp_path / "job", "step 1 loss 2.0\n" * 200 + f"{text}\nstep 3 loss 2.0\n")
+    assert (event["kind"], event["line"]) == (kind, 201)
     assert {name: event["fields"].get(name) for name in fields} == fields
 
 
@@ -296,7 +308,9 @@ def test_sides_of_a_mismatch_are_read_also_where_a_comma_is_missing(tmp_path: Pa
 
 
 def test_ordinary_output_has_no_event(tmp_path: Path) -> None:
+    waiting = "in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1"
     text = (
+        f"INFO:torch.distributed.distributed_c10d:Waiting {waiting} (world_size=4, worker_count=3, timeout=0:30:00)\n"
         "Killed: 0, signal to noise 3.1, error rate 0.02, 3 nodes preempted so far\n"
         "Sequence group 0 is preempted by PreemptionMode.RECOMPUTE mode\n"
         "NCCL version 2.27.5+cuda12.9\n[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer\n"

@@ -7,6 +7,7 @@ import pickle
 import resource
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import msgspec
@@ -120,6 +121,26 @@ def test_what_cannot_be_read_is_listed_as_left_out(job: Path, tmp_path: Path) ->
     assert "not in this folder" in rows["link"]["problem"]
     assert rows["pipe"]["problem"] == "is a pipe"
     assert rows["socket"]["problem"] == "is a socket"
+
+
+def test_links_that_lead_nowhere_are_listed(job: Path) -> None:
+    (job / "to_itself").symlink_to("to_itself")
+    (job / "to_nothing").symlink_to("nothing")
+    (job / "through_a_file").symlink_to("nccl_trace_rank_0/x")
+    (job / "to_all").symlink_to(".", target_is_directory=True)
+    rows = {Path(row["path"]).name: row for row in load(job).table("files").rows()}
+    for name in ("to_itself", "to_nothing", "through_a_file"):
+        assert (rows[name]["status"], rows[name]["problem"]) == ("damaged", "is a broken link")
+    assert rows["to_all"]["status"] == "ignored"
+
+
+def test_thousands_of_foreign_files_cost_little_each(job: Path) -> None:
+    for number in range(1000):
+        (job / f"foreign_{number}.txt").write_text("x\n")
+    began = time.process_time()
+    trace = load(job)
+    assert time.process_time() - began < 10  # a search for entry points or patterns per file took minutes
+    assert trace.n_rows("files") == 1004
 
 
 def test_folders_of_any_depth_are_looked_into(job: Path) -> None:

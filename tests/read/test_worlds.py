@@ -11,6 +11,7 @@ import pytest
 import rankscope
 from rankscope import pipeline
 from rankscope.model.finding import Report
+from rankscope.simulate.profiler import ProfileFault, ProfileSpec, simulate_profile
 from rankscope.simulate.spec import Fault
 from read.test_mixed_dumps import HOUR, MINUTE, STUCK, diagnosed, errors, finding, job, save, write
 
@@ -56,6 +57,38 @@ def test_worlds_of_two_prefixes_and_of_two_sizes(tmp_path: Path) -> None:
     write_named(tmp_path / "sizes", "a_", job(1, STUCK))
     write_named(tmp_path / "sizes", "b_", job(2, Fault("stuck", rank=6, step=4), dp=8), LATER)
     assert by_world(diagnosed(tmp_path / "sizes")) == {("a", "rank-stuck", (1,)), ("b", "rank-stuck", (6,))}
+
+
+def write_profiles(folder: Path, seed: int, fault: ProfileFault | None = None) -> None:
+    folder.mkdir(parents=True)
+    simulate_profile(ProfileSpec(data_parallel=2, n_steps=6, n_layers=1, seed=seed), fault).write(folder)
+
+
+def test_worlds_of_which_there_are_only_profiles_are_kept_apart(tmp_path: Path) -> None:
+    """Defect: the calls of two jobs were one match, and the delay of one was told as twice as long in both."""
+    write_profiles(tmp_path / "jobs" / "trainer", 3, ProfileFault("slow-kernels", rank=1))
+    write_profiles(tmp_path / "jobs" / "rollout", 4)
+    worlds = pipeline.load([tmp_path / "jobs"])
+    report = pipeline.diagnose(worlds)
+    alone = pipeline.diagnose(pipeline.load([tmp_path / "jobs" / "trainer"]))
+    assert [world.name for world in report.capture.worlds] == ["rollout", "trainer"]
+    (late,) = (each for each in report.findings if each.code == "S202")
+    (late_alone,) = (each for each in alone.findings if each.code == "S202")
+    assert late.title == f"trainer: {late_alone.title}"
+    assert late.evidence.cost_ns == late_alone.evidence.cost_ns
+    assert all(each.code != "D908" for each in report.findings)
+    for world in (worlds, *worlds.beside):
+        assert world.sql("SELECT count(DISTINCT file_id), max(n_ranks) FROM call_matches, calls").rows() == [(2, 2)]
+
+
+def test_folders_of_one_rank_each_and_copies_are_one_world(tmp_path: Path) -> None:
+    write_profiles(tmp_path / "a", 3)
+    for rank in range(2):
+        (tmp_path / "hosts" / f"node{rank}").mkdir(parents=True)
+        copy = tmp_path / "hosts" / f"node{rank}" / f"kineto_trace_{rank}.json.gz"
+        copy.hardlink_to(next((tmp_path / "a").glob(f"*_{rank}.json.gz")))
+    assert pipeline.load([tmp_path / "hosts"]).beside == []
+    assert pipeline.load([tmp_path]).beside == []
 
 
 def test_healthy_worlds_get_no_word(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from analyze import (
     test_comm_holes,
     test_device_memory,
     test_holes,
+    test_late_absent,
+    test_small_ops,
 )
 from analyze import test_ending as endings
 from analyze import test_host_rules as host
@@ -229,6 +231,7 @@ HAND_MADE: dict[str, Sample] = {
     "H136": of_log("H136", text_of(LogJob("stalled"))),
     "H137": of_log("H137", log_texts.NOT_JOINED),
     "H138": of_log("H138", log_texts.ONLY_VICTIMS),
+    "H139": of_log("H139", log_texts.LINK_DOWN),
     "L502": of_folder("L502", smaller_message),
     "L504": of_folder("L504", without_launches),
     "L505": of_folder("L505", without_operators),
@@ -241,6 +244,8 @@ HAND_MADE: dict[str, Sample] = {
     "P314": of_tables("P314", host.time_sliced),
     "P332": of_tables("P332", climbing),
     "S203": of_tables("S203", lambda: exchanging([{0: 667, 1: 2_000, 2: 667, 3: 666}] * 4)),
+    "P315": lambda folder: test_small_ops.looping(),
+    "S205": of_folder("S205", lambda folder: test_late_absent.write(folder, "data-loading")),
     "S212": of_tables("S212", apart),
     **{code: of_folder(code, late_jobs.writer(code)) for code in late_jobs.SCENES},
     "X601": lambda folder: stalls.stalls(stalls.recorded({2: 4}), [stalls.compiling(2, 5.2, 8.9)]),

@@ -40,12 +40,12 @@ def join_attempts(trace: Trace, first: Report, later: Sequence[Judged]) -> Repor
     reports = [(0, ".", first), *((each.number, each.path, each.report) for each in later)]
     refs, findings = [], []
     for number, path, report in reports:
-        own = [each for each in report.findings if each.code != _OF_OTHER_RUNS]
+        listed = [each for each in report.findings if each.code != _OF_OTHER_RUNS]
         if number:
-            own = [each for each in own if each.severity == "error"]
-        title = next((each.title for each in own if each.severity == "error"), "")
+            listed = [each for each in listed if each.severity == "error"]
+        title = next((each.title for each in listed if each.severity == "error"), "")
         refs.append(AttemptRef(number, path, report.capture.ranks, title))
-        findings += [_of_attempt(each, number, has_recovered=has_recovered) for each in own]
+        findings += [_of_attempt(each, number, has_recovered=has_recovered) for each in listed]
     kept = [each for position, each in enumerate(findings) if not _is_repeated(each, findings[:position])]
     effects = [effect for _, _, report in reports for effect in report.effects]
     capture = msgspec.structs.replace(first.capture, attempts=tuple(refs))

@@ -8,7 +8,7 @@ import msgspec
 
 from rankscope.model.finding import Action, Finding
 
-_FROM_LOGS = tuple(f"H13{number}" for number in range(9))
+_FROM_LOGS = tuple(f"H13{number}" for number in range(10))
 # The program does it again.
 _FIX_FIRST = ("H102", "H103", "H104", "H106", "H107", "H108", "H113", "H114", "H118", "H119")
 # What a rank did instead, or what broke, is not known.
@@ -23,16 +23,16 @@ def join_logs(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]
     others = [finding for finding in findings if _is_hang(finding) and finding.code not in _FROM_LOGS]
     joined = {id(other): other for other in others}
     effects: list[Finding] = []
-    for own in findings:
-        if own.code not in _FROM_LOGS or not others:
+    for each in findings:
+        if each.code not in _FROM_LOGS or not others:
             continue
-        same = next((other for other in others if set(other.ranks) & set(own.ranks) or _explains(other, own)), None)
-        if same is None and own.ranks and own.certainty == "certain":
+        same = next((other for other in others if set(other.ranks) & set(each.ranks) or _explains(other, each)), None)
+        if same is None and each.ranks and each.certainty == "certain":
             continue  # another problem, or the cause that the dumps do not show
-        effects.append(own)
+        effects.append(each)
         if same is not None:
-            joined[id(same)] = _with_log(joined[id(same)], own)
-    kept = [joined.get(id(finding), finding) for finding in findings if not any(finding is own for own in effects)]
+            joined[id(same)] = _with_log(joined[id(same)], each)
+    kept = [joined.get(id(finding), finding) for finding in findings if not any(finding is each for each in effects)]
     return [_with_action(finding) for finding in kept], effects
 
 
@@ -40,22 +40,22 @@ def _is_hang(finding: Finding) -> bool:
     return finding.code.startswith("H") and finding.severity == "error"
 
 
-def _explains(stuck: Finding, own: Finding) -> bool:
+def _explains(stuck: Finding, logged: Finding) -> bool:
     """A rank that waited in the call which another never reached fails afterwards, whatever it says then."""
     waited = set(stuck.group.ranks) - set(stuck.ranks) if stuck.group else set()
-    return stuck.code == "H105" and own.code == "H130" and bool(own.ranks) and set(own.ranks) <= waited
+    return stuck.code == "H105" and logged.code == "H130" and bool(logged.ranks) and set(logged.ranks) <= waited
 
 
-def _with_log(finding: Finding, own: Finding) -> Finding:
-    said = () if own.title in finding.title else (f"the log says: {own.title}",)
+def _with_log(finding: Finding, logged: Finding) -> Finding:
+    said = () if logged.title in finding.title else (f"the log says: {logged.title}",)
     notes = (*finding.evidence.notes, *said)
     evidence = msgspec.structs.replace(finding.evidence, notes=notes)
     return msgspec.structs.replace(
         finding,
         evidence=evidence,
-        location=finding.location or own.location,
-        action=finding.action if _explains(finding, own) else own.action,
-        action_hosts=own.action_hosts,
+        location=finding.location or logged.location,
+        action=finding.action if _explains(finding, logged) else logged.action,
+        action_hosts=logged.action_hosts,
     )
 
 

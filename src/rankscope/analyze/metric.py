@@ -9,7 +9,7 @@ from rankscope.analyze.measured import measured
 from rankscope.analyze.registry import OnUse
 from rankscope.errors import UsageError, did_you_mean
 from rankscope.model.parts import Catalogue, Entry, declared_parts, load_module
-from rankscope.model.tables import Table, Trace
+from rankscope.model.tables import Table, Trace, concat
 
 Parameter = int | float | str
 
@@ -58,7 +58,9 @@ class Metric(OnUse[MetricFunction]):
         return not function or bool(getattr(load_module(self.part.module), function)(trace))
 
     def make(self, trace: Trace) -> Table:
-        """Its derived table, over the whole capture."""
+        """Its derived table, over the whole capture; without rows where it has nothing to be made from."""
+        if not any(map(trace.has, self.needs)):
+            return concat(self.table, [])
         return self.compute(trace if self.of_all_profiles else measured(trace))
 
     def compute(self, trace: Trace, selection: Selection = EVERYTHING) -> Table:

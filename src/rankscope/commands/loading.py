@@ -112,11 +112,16 @@ def _with_standard_input(
     import sys
     from tempfile import TemporaryDirectory
 
+    from rankscope.errors import RankscopeError
+
     with TemporaryDirectory(prefix="rankscope-") as folder:
         excerpt = os.path.join(folder, "standard_input.log")
         with open(excerpt, "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-        trace = load_paths([excerpt if path == "-" else path for path in paths], transform, **settings)
+        try:
+            trace = load_paths([excerpt if path == "-" else path for path in paths], transform, **settings)
+        except RankscopeError as error:
+            raise type(error)(error.message.replace(excerpt, "standard input"), error.hint) from error
     trace.paths = tuple(paths)
     return trace
 

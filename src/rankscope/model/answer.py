@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _BEFORE = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*", re.DOTALL)  # what may stand before a statement
-_CHANGE = re.compile(r"(?:CREATE|INSERT|UPDATE|DELETE|DROP|ALTER|TRUNCATE)\b", re.IGNORECASE)
+_CHANGE = re.compile(r"\b(?:CREATE|INSERT|UPDATE|DELETE|DROP|ALTER|TRUNCATE|MERGE)\b", re.IGNORECASE)
 _PLACEHOLDERS = {"i": MISSING, "f": np.nan, "b": False}
 _HINT = "rankscope tables lists every table and column"
 _OWN_TABLE = re.compile(
@@ -45,9 +45,14 @@ class Answer:
             with _explained():
                 check_single(self._database.n_statements(query))
         _check_names(name for name, value in parameters.items() if isinstance(value, Mapping))
-        if _CHANGE.match(text):
+        if _CHANGE.search(text) and self._is_change():
             _check_change(text)
             self._changed = self._fetch(query, _rows)
+
+    def _is_change(self) -> bool:
+        """The word may also be text or a name, and a change may come after WITH. Parsing takes longer than looking."""
+        with _explained():
+            return self._database.is_change(self._query)
 
     def rows(self) -> list[Row]:
         """Python values; what is missing is None. Of a change: the number of its rows."""

@@ -24,6 +24,7 @@ SQL_TYPES = {"text": "VARCHAR", "bool": "BOOLEAN", "int8": "TINYINT", "int32": "
 SQL_TYPES |= {"float32": "FLOAT", "float64": "DOUBLE"}
 _WORD = re.compile(r"\w+")
 _NO_TABLE = re.compile(r'Table with name "?([^"\s]+)"? does not exist')
+_CHANGES = frozenset(("CREATE", "INSERT", "UPDATE", "DELETE", "MERGE_INTO", "DROP", "ALTER"))
 _PARTS = "_parts"  # which file and rank the rows of each Parquet file belong to, or those of a process in it
 # Opening a Parquet file costs more than reading a few thousand rows of it, and some forty statements ask each table.
 _ROWS_IN_MEMORY = 500_000
@@ -73,6 +74,9 @@ class Database:
 
     def n_statements(self, query: str) -> int:
         return len(self._connection.extract_statements(query))
+
+    def is_change(self, query: str) -> bool:
+        return any(statement.type.name in _CHANGES for statement in self._connection.extract_statements(query))
 
     def _bring_up_to_date(self) -> None:
         if self._stream is not None:

@@ -96,7 +96,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         """
         file_id   int32  The file.
         rank      int32  Global rank.
-        kind      text   gc, loading, saving (a checkpoint), compile, optimizer, backward, evaluation or range.
+        kind      text   gc, loading, saving, compile, optimizer, backward, evaluation, range; recording: the collector.
         name      text   The generation that was collected, the function, the optimizer, or the range's name.
         start_ns  int64  When it began.
         end_ns    int64  When it ended.

@@ -12,7 +12,7 @@ LOG_TABLES: tuple[TableSpec, ...] = (
         file_id     int32  The log.
         line        int64  Line of the file, from 1.
         rank        int32  Global rank that the line is about; NULL if the log does not show it.
-        rank_from   text   How the rank is known: prefix, task, local, process, table, file, name or watchdog.
+        rank_from   text   How the rank is known: prefix, task, local, process, table, file, name, message or watchdog.
         local_rank  int32  Number of the rank on its node, if the launcher shows it.
         host        text   Host, if the line, its file or the launcher's table names it.
         pid         int64  Process, if the line names it.

@@ -40,10 +40,11 @@ class Member(NamedTuple):
 
 
 class BadMember(NamedTuple):
-    """What an archive has, or should have, and cannot be read; without a name it is the archive itself."""
+    """What an archive has, or should have, and is not read; without a name it is the archive itself."""
 
     name: str
     problem: str
+    status: str = "damaged"
 
 
 def unpacked_limit(n_bytes: int) -> int:
@@ -65,14 +66,19 @@ def open_errors() -> tuple[type[Exception], ...]:
 def members(path: Path) -> Iterator[Member | BadMember]:
     """All files of an archive. Where its end is lost or broken, that follows the members before."""
     entries = _zip_members(path) if path.name.lower().endswith(ZIP) else _tar_members(path)
+    is_empty = True
     try:
         for member in entries:
+            is_empty = False
             if len(member.name) > _MAX_NAME:
                 yield BadMember(f"{member.name[:80]}...", f"has a name of {len(member.name):,} characters")
             else:
                 yield member
     except open_errors() as error:
         yield BadMember("", f"cannot be opened ({os_reason(error)}): {MAY_HOLD_MORE}")
+        return
+    if is_empty:
+        yield BadMember("", "is an empty archive", "ignored")
 
 
 def stamp(path: str | Path) -> Stamp:
@@ -99,7 +105,7 @@ def _zip_archive(path: str, _stamp: Stamp, _pid: int) -> zipfile.ZipFile:
 def _zip_members(path: Path) -> Iterator[Member | BadMember]:
     left = unpacked_limit(path.stat().st_size)  # members may share their packed bytes
     for info in zip_archive(path).infolist():
-        if info.is_dir():
+        if info.is_dir() and not info.file_size:
             continue
         left -= info.file_size
         if info.file_size > unpacked_limit(info.compress_size):
@@ -118,6 +124,7 @@ def _tar_members(path: Path) -> Iterator[Member | BadMember]:
     import tarfile
 
     plain, problem = path, ""
+    linked: dict[str, tarfile.TarInfo] = {}
     if not path.name.lower().endswith(".tar"):
         plain, problem = _unpacked(str(path), stamp(path))
     n_bytes, last = plain.stat().st_size, ""
@@ -125,12 +132,17 @@ def _tar_members(path: Path) -> Iterator[Member | BadMember]:
         try:
             for info in archive:
                 last = info.name
-                if not info.isfile():
+                if info.isdir():
                     continue
-                if info.size < 0 or info.offset_data + info.size > n_bytes:
+                if info.isfile():
+                    linked[info.name] = info
+                content = linked.get(info.linkname if info.islnk() else info.name)
+                if content is None or not (info.isfile() or info.islnk()):
+                    yield BadMember(info.name, "is a link" if info.linkname else "is no file", "ignored")
+                elif content.size < 0 or content.offset_data + content.size > n_bytes:
                     yield BadMember(info.name, "is cut: the archive ends before it does")
-                else:
-                    yield Member(plain, info.name, info.size, info.offset_data)
+                else:  # of a file with two names, tar keeps the content under the first
+                    yield Member(plain, info.name, content.size, content.offset_data)
             problem = problem or _end_problem(plain, archive.offset)
         except tarfile.TarError:
             problem = problem or "is cut or damaged"

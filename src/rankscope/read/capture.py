@@ -27,6 +27,7 @@ from rankscope.read.in_processes import limited_memory, read_in_processes
 from rankscope.read.manifest import drop_parts
 from rankscope.read.merge import Merger, drop_duplicate_ranks
 from rankscope.read.mixed_dumps import Captures, find_captures, leave_out_other_captures
+from rankscope.read.profiled_worlds import profiled_captures
 from rankscope.read.remote import is_url, without_secrets
 from rankscope.read.stale_dumps import LeftOut
 from rankscope.read.torchcomms import number_calls
@@ -284,13 +285,14 @@ def _finish_files(trace: Trace, rows: list[Row], chosen: int | None) -> None:
     """One row per file; files that another one of the same rank replaced are marked. Worlds are taken apart."""
     trace.tables["files"] = concat("files", [trace.table("files"), Table.from_rows("files", rows)])
     files = trace.tables["files"]
-    moved: dict[int, LeftOut] = {}
     captures, joined = Captures((), 0), dict[int, int]()
     if trace.has("ranks"):
         number_calls(trace.tables)
         joined = join_backends(trace.tables)
         captures = find_captures(trace.tables, chosen)
-        moved = separate_worlds(trace, captures, joined, is_chosen=chosen is not None)
+    elif trace.has("profiles"):
+        captures = profiled_captures(trace, chosen)
+    moved = separate_worlds(trace, captures, joined, is_chosen=chosen is not None)
     for world in trace.beside:
         options = replace(captures, number=world.world.number) if world.world else captures
         foreign = files_of_other_worlds(world, files)

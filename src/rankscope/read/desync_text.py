@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import calendar
 import re
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,6 +12,7 @@ import msgspec
 from rankscope.errors import BadFileError
 from rankscope.model.numbers import MAX_LONG, MAX_RANKS, integer, rank_number
 from rankscope.model.tables import MISSING
+from rankscope.read.job_log_lines import dated_ns
 
 TITLE = b"rankscope desync report, "
 TORCH_MARK = b"] Timeout at collective: "
@@ -174,8 +173,8 @@ class DesyncText:
             raise BadFileError("lists more ranks than any report", "it is corrupt or malicious: remove it")
 
     def _begin_own(self, match: re.Match[str]) -> None:
-        moment = time.strptime(match["time"], "%Y-%m-%d %H:%M:%S")
-        self._time_ns = calendar.timegm(moment) * 1_000_000_000
+        if (moment_ns := dated_ns(match["time"][:10], match["time"][11:])) != MISSING:
+            self._time_ns = moment_ns
         self.rank, self.host = rank_number(match["rank"]), match["host"] or ""
         self.is_own = self.is_cut = True  # until its last line is seen
         self._open.clear()

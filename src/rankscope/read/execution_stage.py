@@ -30,7 +30,7 @@ _USUAL = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid", "op_schema",
 _NEWEST = "tensor_range"  # on every node, too, and nearly always empty
 _IO = 'STRUCT("values" VARCHAR, shapes VARCHAR, types VARCHAR, strides VARCHAR)'
 _N_PLACES = len(_USUAL) + 2  # the newest, and the one behind it, where there must be none
-_PLACES = ", ".join(f"'$[{place}].{part}'" for part in ("value", "name") for place in range(_N_PLACES))
+_PLACES = ", ".join(f"'$[{position}].{part}'" for part in ("value", "name") for position in range(_N_PLACES))
 _IS_USUAL = f"""v[{_N_PLACES + 1}:{_N_PLACES + len(_USUAL)}] = [{", ".join(map(quote_text, _USUAL))}]
     AND (v[{2 * _N_PLACES - 1}] IS NULL
          OR (v[{2 * _N_PLACES - 1}] = '{_NEWEST}' AND v[{_N_PLACES - 1}] = '' AND v[{2 * _N_PLACES}] IS NULL))"""

@@ -208,7 +208,8 @@ def _unfold(path: Path) -> Iterator[Source | Unreadable]:
     for member in members(path):
         if isinstance(member, BadMember):
             shown = f"{path}!{member.name}" if member.name else str(path)
-            yield Unreadable(shown, member.problem, "copy the archive again")
+            hint = "copy the archive again" if member.status == "damaged" else ""
+            yield Unreadable(shown, member.problem, hint, member.status)
         elif member.offset < 0:
             yield Source(path, f"{path}!{member.name}", member.n_bytes, member=member.name)
         else:

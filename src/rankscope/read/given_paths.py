@@ -52,4 +52,4 @@ def natural_key(name: str) -> list[tuple[int, str]]:
     """Sorts rank_2 before rank_10: of two numbers the longer is the larger, however many digits they have."""
     parts = _DIGITS.split(name)
     parts[1::2] = [part.lstrip("0") for part in parts[1::2]]
-    return [(len(part), part) if place % 2 else (-1, part) for place, part in enumerate(parts)]
+    return [(len(part), part) if position % 2 else (-1, part) for position, part in enumerate(parts)]

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 
-from rankscope.errors import BadFileError
 from rankscope.model.tables import Table
 from rankscope.read.files import Source
+from rankscope.read.rank_lines import Format, files_table, read_rank_lines
 from rankscope.read.recorder_shapes import is_user_frame
 
 NAME = "host_samples"
 MARKS = ("rankscope.host/",)
 
 _SCHEMA = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.host/')
-_CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it again if the original is complete"
-_HINT = "pass the files that `rankscope record` wrote"
-_MAX_HEADER = 1 << 16
 _MAX_TEXT = 500
 
 _Count = Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]
@@ -58,6 +54,7 @@ class _Line(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Line)
+_FORMAT = Format(_SCHEMA, _Header, "does not start like a file of host samples", "the job ended before it was sampled")
 
 
 def sniff(head: bytes, name: str) -> bool:
@@ -65,40 +62,11 @@ def sniff(head: bytes, name: str) -> bool:
 
 
 def read(source: Source) -> Iterator[Table]:
-    if source.n_bytes == 0:
-        raise BadFileError("is empty (0 bytes)", "the job ended before it was sampled")
-    chunks: list[bytes] = []
-    problem = ""
-    try:
-        with source.open() as stream:
-            header = _header(stream.readline(_MAX_HEADER))
-            while chunk := stream.read(1 << 14):
-                chunks.append(chunk)
-    except (OSError, EOFError, zlib.error) as error:
-        if not chunks:
-            raise BadFileError(f"cannot be decompressed ({error})", _CUT_HINT) from error
-        problem = f"cannot be fully decompressed ({error})"
-    whole, _, rest = b"".join(chunks).rpartition(b"\n")
-    decoded = [_decoded(line) for line in whole.split(b"\n") if line.strip()]
-    n_bad = decoded.count(None)
-    if rest and not problem:
-        problem = "ends in the middle of a line"
-    if n_bad and not problem:
-        problem = f"has {n_bad:,} {'line' if n_bad == 1 else 'lines'} that cannot be read"
+    content = read_rank_lines(source, _FORMAT)
+    decoded = [_decoded(line) for line in content.whole.split(b"\n") if line.strip()]
+    header = content.header
     yield from _tables({"file_id": source.file_id, "rank": header.rank}, header, [line for line in decoded if line])
-    row = {**source.file_columns(), "source": NAME, "rank": header.rank, "host": "", "status": "read"}
-    if problem:
-        row.update(status="damaged", problem=problem, hint=_CUT_HINT)
-    yield Table.from_rows("files", [row])
-
-
-def _header(line: bytes) -> _Header:
-    if not _SCHEMA.match(line):
-        raise BadFileError("does not start like a file of host samples", _HINT)
-    try:
-        return msgspec.json.decode(line, type=_Header)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise BadFileError(f"has no rank in its first line ({error})", _CUT_HINT) from error
+    yield files_table(source, NAME, content, decoded.count(None), "that cannot be read")
 
 
 def _decoded(content: bytes) -> _Line | None:
@@ -173,7 +141,11 @@ def _place(frames: list[_Frame]) -> dict[str, object]:
 
 
 def _site(frames: list[_Frame]) -> str:
-    return _text([frame for frame in frames if is_user_frame(frame[0])][:1])
+    """The user's innermost frame; of a comprehension, which some versions of Python call, the function around it."""
+    users = [frame for frame in frames if is_user_frame(frame[0])]
+    while len(users) > 1 and users[0][2].startswith("<") and users[0][:2] == users[1][:2]:
+        users.pop(0)
+    return _text(users[:1])
 
 
 def _text(frames: list[_Frame]) -> str:

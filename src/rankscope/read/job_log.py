@@ -64,14 +64,15 @@ def read(source: Source) -> Iterator[Table]:
         problem = log.scan_file()
     events = log.tables()
     reports = [] if problem or is_kept(source.shown) else list(log.reports())
-    if not events and not reports and (problem or not _TEXT_NAME.search(source.shown)):
+    is_told = bool(reports) or log.has_messages
+    if not is_told and (problem or not _TEXT_NAME.search(source.shown)):
         raise BadFileError(problem or "has no message about a failure", _HINT)
     yield from events
     yield from reports
     row = {**source.file_columns(), "source": NAME, "status": "read"}
     if problem:
         row.update(status="damaged", problem=problem, hint="copy it again if the original is complete")
-    elif not events and not reports and not is_kept(source.shown):
+    elif not is_told and not is_kept(source.shown):
         row.update(status="ignored", problem="is text without a message about a failure")
     yield Table.from_rows("files", [row])
 

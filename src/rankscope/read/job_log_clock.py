@@ -38,13 +38,13 @@ class LogClock:
         moment = line.time_ns
         if not line.is_dated and self._dated_ns != MISSING:
             moment = near_year_ns(moment, self._dated_ns)
-        return moment if line.is_zoned else moment + self._shift_ns()
+        return moment if line.is_zoned else moment + self.shift_ns()
 
-    def _shift_ns(self) -> int:
+    def shift_ns(self) -> int:
         """What makes UTC of a stamp without a zone: 0 where no line has two stamps."""
         shifts: Counter[int] = Counter()
-        for collected, own in self._pairs:
-            shift = collected - near_year_ns(own, collected)
+        for collected, printed in self._pairs:
+            shift = collected - near_year_ns(printed, collected)
             whole = round(shift / _QUARTER_NS) * _QUARTER_NS
             if abs(shift - whole) <= _SURE_NS and abs(whole) <= _MAX_ZONE_NS:
                 shifts[whole] += 1

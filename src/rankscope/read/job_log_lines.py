@@ -19,7 +19,7 @@ _RFC3339 = re.compile(rf"{_DATE}(?: (?:stdout|stderr) [FP])? ?")
 _BRACKETED = re.compile(rf"\[{_DATE}(?: [A-Z]{{2}}\d[^\]]{{0,40}})?\] ?")
 _TASK = re.compile(r"\s{0,6}(?P<task>\d{1,6}): ")
 _TEE = re.compile(r"\[(?!rank)[A-Za-z_]{1,40}(?P<local>\d{1,9})\]: ?")
-_RANK = re.compile(r"\[rank(?P<rank>\d{1,9})\]: ?")
+_RANK = re.compile(r"\[?rank(?P<rank>\d{1,9})\]: ?")
 _NAMED = re.compile(r"\[(?:rank: |RANK )(?P<rank>\d{1,9})\] ?")
 _DEEPSPEED = re.compile(r"\[[A-Z]{4,8}\] \[[\w.]{1,80}\.py:\d{1,9}:\w{1,80}\](?: \[Rank (?P<rank>\d{1,9})\])? ?")
 _ASCEND = re.compile(
@@ -30,6 +30,14 @@ _RAY = re.compile(
     r"\((?P<actor>[A-Za-z_][\w.:]{0,80})(?:\[rank=(?P<rank>\d{1,9})\])?(?: [\w=]{1,40})? pid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<host>[\w.:-]{1,64}))?\) ?"
 )
+_WORKER = re.compile(r"\((?P<actor>\w{1,80}) rank=(?P<rank>\d{1,9}) pid=(?P<pid>\d{1,10})\) ?")  # vLLM
+_VLLM = re.compile(r"(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]{1,200}\.py:\d{1,9}\] ?")
+_COMPOSE = re.compile(
+    r"(?P<pod>[A-Za-z][\w.-]{0,80}-\d{1,6}) {1,40}\| "
+    r"(?=\[rank|\[default|Traceback |  File |    |[EWIF]\d{4} |[\w.]{1,80}(?:Error|Exception|Interrupt)\b)"
+)
+_SYSLOG = re.compile(r"[A-Z][a-z]{2} [ 123]\d \d\d:\d\d:\d\d ")
+_STREAM = re.compile(r"(?P<pod>[A-Za-z][\w.-]{0,120}) \[std(?:err|out)\] ")
 _POD = re.compile(r"\[pod/(?P<pod>[\w.-]{1,253})/[\w.-]{1,253}\] ?")
 _HOST = re.compile(
     r"(?P<host>[A-Za-z][\w-]{0,60}(?:\.[\w-]{1,60}){0,6}): (?=\[rank|\[default|\[[EWIF]\d|  File |Traceback )"
@@ -45,7 +53,8 @@ _GLOG = re.compile(
     r"(?P<module>[^\]\n]{1,300}?):\d{1,9}\] ?"
 )
 _PEELED = (
-    *(_RFC3339, _BRACKETED, _POD, _RAY, _TEE, _RANK, _NAMED, _MPI, _C10, _GLOG, _DEEPSPEED, _ASCEND, _VIEWER, _HOST),
+    *(_RFC3339, _BRACKETED, _POD, _WORKER, _RAY, _TEE, _RANK, _NAMED, _MPI, _C10, _GLOG, _DEEPSPEED, _ASCEND, _VIEWER),
+    *(_HOST, _VLLM, _COMPOSE, _STREAM, _SYSLOG),
 )
 _MAX_PREFIXES = 10
 _NEXT_SPEAKER = re.compile(r"(?=\[(?:rank|default)\d{1,9}\]:)|(?=(?:WARNING|ERROR|INFO):torch\.)")
@@ -106,7 +115,7 @@ class _Prefixes:
             self.label = f"local {int(parts['local'])}"
         if parts.get("pid"):
             self.pid = int(parts["pid"])
-            if match.re is _RAY:
+            if match.re in (_RAY, _WORKER):
                 self.label = f"pid {self.pid} {parts.get('host') or ''}".rstrip()
         if parts.get("pod"):
             self.label = self.label or f"pod {parts['pod']}"

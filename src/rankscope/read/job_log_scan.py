@@ -21,7 +21,14 @@ from rankscope.read.job_log_messages import Message, common_fields, cut_message,
 from rankscope.read.job_log_patterns import Fields
 from rankscope.read.job_log_search import WordSearch, n_line_ends
 from rankscope.read.job_log_speakers import Speakers, path_facts
-from rankscope.read.job_log_tracebacks import HEADINGS, CollectiveStack, FailureTable, Traceback, has_begun
+from rankscope.read.job_log_tracebacks import (
+    HEADINGS,
+    CollectiveStack,
+    FailureTable,
+    Traceback,
+    has_begun,
+    has_lost_head,
+)
 from rankscope.read.log_text import compiler_lines
 
 WORDS = (
@@ -29,7 +36,9 @@ WORDS = (
     *(b"terminate called", b"egmentation", b"return code", b"SIGTERM", b"reempted", b"attempts left", b"failed on"),
     *(b"Exception i", b"oom-kill", b"NotReady", b"low on ", b"access fault", b"HW Exception", b"No space left"),
     *(b"has failed to", b"EXIT CODE", b"Exit Code", b"ninterruptible", b"SIGKILL", b"will restart"),
-    *(b"lagging", b"join collective", b"EI000", b"EJ0001"),
+    *(b"lagging", b"join collective", b"EI000", b"EJ0001", b"fallen off", b"died with", b"non-zero exit"),
+    *(b"SYSTEM_ERROR", b"terminated with", b"monitoredBarrier", b"memory pressure"),
+    *(b"stopping training", b"Process finished"),
 )
 # Of lines that other readers of a job's output look for: a text without them need not be read again.
 _MARKS = {
@@ -45,6 +54,7 @@ _MAX_EVENTS = 50_000
 _MAX_ALIKE = 200  # of one kind and speaker
 _MAX_TEXT = 500
 _MAX_WRAPPED = 12  # lines of one message
+_MAX_HEAD = 100  # lines in which an excerpt that begins inside of a traceback gets to its exception
 _DIGITS = re.compile(r"\d{1,18}[.,)]{0,2}$")
 
 
@@ -63,6 +73,7 @@ class JobLog:
         self._source = source
         self._near_ns = source.modified_ns
         self.rows: list[dict[str, Any]] = []
+        self.has_messages = False
         self._speakers = Speakers()
         self.marks: set[str] = set()  # which other readers find something in it
         self._search = self._made_search()
@@ -100,7 +111,9 @@ class JobLog:
             yield from printed_stacks.in_output(self._source)
 
     def tables(self) -> list[Table]:
+        """The events; that a process printed something at all is one, but tells nothing of a file by itself."""
         rows = self.finish()
+        self.has_messages = any("is_whole_file" not in row["fields"] for row in rows)
         return [Table.from_rows("log_events", rows)] if rows else []
 
     def scan(self, stream: BinaryIO) -> None:
@@ -135,6 +148,8 @@ class JobLog:
 
     @property
     def _wants_all(self) -> bool:
+        if self._n_lines < _MAX_HEAD:
+            return True
         return bool(self._open) or self._table is not None or self._stack is not None or self._half is not None
 
     def _made_search(self) -> WordSearch:
@@ -168,6 +183,7 @@ class JobLog:
 
     def _line(self, number: int, line: Line) -> None:
         self._speakers.note(line, number)
+        self._speakers.note_first(line, number)
         if line.time_ns != MISSING:
             self._now = line
             self._clock.note(line)
@@ -185,6 +201,9 @@ class JobLog:
             if self._spawned != MISSING and line.rank == MISSING:
                 line, self._spawned = line._replace(rank=self._spawned), MISSING
             self._open[key] = Traceback(number, line, self._headings.pop(key, ""))
+            return
+        if number <= _MAX_HEAD and not self._open and has_lost_head(number, line.text):
+            self._open[key] = Traceback(number, line, is_headless=True)
             return
         self._note_heading(key, line.text)
         self._message(number, line)
@@ -266,13 +285,16 @@ class JobLog:
 
     def _close(self, key: str) -> None:
         traceback = self._open.pop(key)
+        if not traceback.is_sure:
+            return
         self._spawned = traceback.spawned
         fields = traceback.fields()
         self._add(traceback.number, traceback.line, traceback.kind, traceback.summary, fields)
         inside = fields.get("says", {})
-        if inside.get("kind") == "exit" and "index" in inside:  # mp.spawn: the process that ended, not the parent
+        if inside.get("kind") == "exit":  # the process that ended, not the parent that says so
             ended = {name: value for name, value in inside.items() if name not in ("kind", "index")}
-            ended["exit_rank"] = inside["index"]
+            if "index" in inside:  # mp.spawn
+                ended["exit_rank"] = inside["index"]
             self._add(traceback.number, Line(""), "exit", traceback.summary, ended)
 
     def _end_table(self) -> None:
@@ -285,15 +307,16 @@ class JobLog:
 
     def _end_stack(self) -> None:
         assert self._stack is not None
-        place = self._stack.fields()
-        if place:
-            self._add(self._stack.number, self._stack.line, "waiting-at", self._stack.text, place)
+        fields = self._stack.fields()
+        if fields:
+            self._add(self._stack.number, self._stack.line, "waiting-at", self._stack.text, fields)
         self._stack = None
 
     def _add(self, number: int, line: Line, kind: str, text: str, fields: Fields) -> None:
         alike = (kind, line.rank, line.label)
-        self._counts[alike] = self._counts.get(alike, 0) + 1
-        if len(self.rows) >= _MAX_EVENTS or self._counts[alike] > _MAX_ALIKE:
+        self._counts[alike] = count = self._counts.get(alike, 0) + 1
+        is_full = len(self.rows) >= (_MAX_EVENTS if count > 1 else 8 * _MAX_EVENTS)  # each rank has a first word
+        if is_full or count > _MAX_ALIKE:
             return
         self.rows.append(
             {
@@ -320,7 +343,7 @@ class JobLog:
             self._close(key)
         facts = path_facts(self._source.shown)
         self._speakers.settle(facts)
-        if self.rows or self._speakers.n_ranks():
+        if self.rows or self._speakers.n_streams():
             for output in self._speakers.outputs():
                 output.update(file_id=self._source.file_id, attempt=self._n_restarts)
                 self.rows.append(output)
@@ -330,6 +353,8 @@ class JobLog:
             speaker, near = row.pop("speaker"), row.pop("near")
             row.update(time_ns=self._clock.settled_ns(speaker), near_ns=self._clock.settled_ns(near))
             row.update(self._speakers.attribution(speaker, row["fields"]))
+            if row["fields"].get("agent_ns", MISSING) != MISSING:
+                row["fields"]["agent_ns"] += self._clock.shift_ns()
             row["attempt"] += max(facts.attempt, 0)
             row["fields"] = msgspec.json.encode(row["fields"]).decode()
         return self.rows

@@ -14,6 +14,7 @@ import numpy as np
 from rankscope.model.tables import Array
 
 _LINE_END = ord("\n")
+_SMALL = 1 << 14  # bytes: to search such a block for each word costs less than to choose pairs for it
 _MAX_FALSE = 400  # lines per block that only look as if; beyond, each word is searched for by itself
 
 
@@ -29,6 +30,9 @@ class WordSearch:
 
     def lines(self, block: bytes) -> Iterator[int]:
         """Where the lines with a word begin, in order."""
+        if len(block) < _SMALL:
+            yield from self._one_by_one(block)
+            return
         candidates = self._candidates(block)
         if len(candidates) > _MAX_FALSE:
             yield from self._one_by_one(block)

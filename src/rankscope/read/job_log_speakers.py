@@ -18,6 +18,7 @@ _RAY_FILE = re.compile(r"worker-[0-9a-f]{8,}-[0-9a-fA-F]+-(?P<pid>\d{1,10})\.(?:
 _SAMPLE = 1 << 10
 _MAX_LABELS = 1 << 16
 _MAX_TEXT = 300
+_WHOLE = (MISSING, "")  # lines that no launcher put a name before
 
 
 class PathFacts(NamedTuple):
@@ -65,12 +66,14 @@ class Speakers:
         self._by_label: dict[str, set[int]] = {}
         self._by_pid: dict[int, set[int]] = {}
         self._last: dict[tuple[int, str], _Output] = {}
+        self._first: dict[tuple[int, str], int] = {}
         self._locals: dict[int, set[int]] = {}  # of torchrun's table: local rank -> ranks
         self._hosts: dict[int, str] = {}
         self._labels_are_ranks = True
         self._members: set[_Member] = set()
         self._said: dict[str, set[int]] = {}  # of watchdogs that know no other rank: stream -> `[Rank 3]`
         self._n_sampled = self._n_tasks = 0
+        self._has_agents = False  # torchrun on each node: tasks of the scheduler are nodes then
         self._has_tasks = True  # numbers before lines are those of `srun --label`
         self._path = PathFacts()
         self._file_ranks: set[int] = set()
@@ -84,9 +87,13 @@ class Speakers:
                 self._by_pid.setdefault(line.pid, set()).add(line.rank)
         self._note_output(number, line)
 
+    def note_first(self, line: Line, number: int) -> None:
+        if len(self._first) < _MAX_LABELS:
+            self._first.setdefault((line.rank, line.label), number)
+
     def _note_output(self, number: int, line: Line) -> None:
         key = (line.rank, line.label)
-        if key == (MISSING, "") or len(self._last) >= _MAX_LABELS or not line.text.strip():
+        if (len(self._last) >= _MAX_LABELS and key not in self._last) or not line.text.strip():
             return
         # What torch logs says less about where the rank was than what the job printed.
         if not line.is_logged or key not in self._last or self._last[key].speaker.is_logged:
@@ -97,6 +104,8 @@ class Speakers:
         if "n_ranks" in fields and len(self._members) < _MAX_LABELS:
             named = (fields["n_ranks"], fields["node"], fields["nccl_pid"], fields["group_rank"])
             self._members.add(_Member(*named))
+        if "told_pid" in fields or "agent_pid" in fields or "local_rank" in fields:
+            self._has_agents = True
         if "said_rank" in fields and line.rank == MISSING and len(self._said) < _MAX_LABELS:
             self._said.setdefault(line.label, set()).add(fields["said_rank"])
 
@@ -142,19 +151,25 @@ class Speakers:
                 self._by_pid.setdefault(member.pid, set()).add(member.rank)
                 self._hosts.setdefault(member.rank, member.node)
 
-    def n_ranks(self) -> int:
-        return len(self._last)
+    def n_streams(self) -> int:
+        """Those that a launcher told apart, or the file of one process."""
+        return len(self._last) - (_WHOLE in self._last and not self._is_of_one)
+
+    @property
+    def _is_of_one(self) -> bool:
+        return (self._path.rank, self._path.local, self._path.pid) != (MISSING, MISSING, MISSING)
 
     def outputs(self) -> Iterator[dict[str, Any]]:
         """The last thing that each stream printed: silence says something only of a rank whose log is here."""
-        for output in self._last.values():
+        for key, output in self._last.items():
             yield {
                 "line": output.line,
                 "speaker": output.speaker,
                 "near": output.speaker,
                 "kind": "last-output",
                 "text": output.text,
-                "fields": {},
+                "fields": {"first_line": self._first.get(key, output.line)}
+                | ({"is_whole_file": True} if key == _WHOLE else {}),
             }
 
     def attribution(self, line: Line, fields: Fields) -> dict[str, Any]:
@@ -191,7 +206,11 @@ class Speakers:
         if len(named) == 1:
             return next(iter(named)), "process"
         by_path = self._path_rank(line)
-        return by_path if by_path[0] != MISSING else self._said_rank(line, fields)
+        if by_path[0] != MISSING:
+            return by_path
+        message = fields.get("says", fields)
+        named_there = message.get("named_rank", message.get("waiting_rank"))
+        return (int(named_there), "message") if named_there is not None else self._said_rank(line, fields)
 
     def _said_rank(self, line: Line, fields: Fields) -> tuple[int, str]:
         """Up to torch 2.1 a watchdog's own `[Rank 3]` is all there is; it is a rank inside of a group."""
@@ -204,8 +223,7 @@ class Speakers:
     def _path_rank(self, line: Line) -> tuple[int, str]:
         if line.label:
             return MISSING, ""
-        is_of_one = (self._path.rank, self._path.local, self._path.pid) != (MISSING, MISSING, MISSING)
-        if is_of_one and len(self._file_ranks) == 1:  # a file of one rank, some of whose lines say which
+        if self._is_of_one and len(self._file_ranks) == 1:  # a file of one rank, some of whose lines say which
             return next(iter(self._file_ranks)), "file"
         if not self._file_ranks and self._path.rank != MISSING:
             return self._path.rank, "name"
@@ -220,6 +238,6 @@ class Speakers:
         if "local_rank" in fields and self._labels_are_ranks and not self._locals:
             return int(fields["local_rank"]), "local"
         tasks = str(fields.get("tasks", ""))
-        if tasks.isdecimal() and self._labels_are_ranks:
+        if tasks.isdecimal() and self._labels_are_ranks and not self._has_agents:
             return int(tasks), "task"
         return MISSING, ""

@@ -17,7 +17,7 @@ OUTSIDE: tuple[Pattern, ...] = (
         "scheduler",
         "*** ",
         r"\*\*\* (JOB|STEP) (\S{1,60}) ON (\S{1,200}) CANCELL?ED AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)"
-        r"(?: DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE))?",
+        r"(?: DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE|JOB REQUEUE))?",
         *("what", "step", "node", "at", "reason"),
     ),
     says(
@@ -47,6 +47,12 @@ OUTSIDE: tuple[Pattern, ...] = (
     ),
     says("host-oom", "OOMKilled", "(OOMKilled)", "by"),
     says("host-oom", "low on memory", "killed due to the node running low on memory"),
+    says(
+        "host-oom",
+        "due to memory pressure",
+        r"[1-9]\d{0,8} Workers \(tasks / actors\) killed due to memory pressure.{0,200}? IP: ([\w.:-]{1,64})",
+        "node",
+    ),
 )
 
 DEVICE: tuple[Pattern, ...] = (
@@ -74,8 +80,11 @@ DEVICE: tuple[Pattern, ...] = (
         rf"(?:.{{0,400}}?and {_SIZE} is reserved by PyTorch but unallocated)?",
         *("wanted", "device", "capacity", "free", "other_pid", "other", "unused"),
     ),
+    says("device-oom", "out of memory", r"(?:CUDA|HIP) error: out of memory"),
     says("device-ecc", "ECC error", r"(uncorrectable ECC error)", "text"),
+    says("device-ecc", "NVLink error", r"(uncorrectable NVLink error)", "text"),
     says("device-lost", "GPU is lost", r"(GPU is lost)", "text"),
+    says("device-lost", "fallen off the bus", r"(fallen off the bus)", "text"),
     says(
         "device-lost",
         "device",
@@ -84,6 +93,7 @@ DEVICE: tuple[Pattern, ...] = (
     ),
     says("device-error", "CUDA error:", r"CUDA error: ([^\n.]{1,200})", "text"),
     says("device-error", "HIP error:", r"HIP error: ([^\n.]{1,200})", "text"),
+    says("device-error", "Cuda failure", r"NCCL WARN Cuda failure (?:\d{1,5} )?'([^'\n]{1,200})'", "text"),
     says("device-fault", "Memory access fault by GPU", r"(Memory access fault by GPU node-\d{1,6})", "text"),
     says("device-fault", "HW Exception by GPU", r"(HW Exception by GPU node-\d{1,6}.{0,80})", "text"),
 )
@@ -148,6 +158,21 @@ ENDS: tuple[Pattern, ...] = (
         rf"process rank {INT} with PID {INT} on node (\S{{1,120}}) exited on signal {INT}",
         *("exit_rank", "exit_pid", "node", "signal_number"),
     ),
+    says("exit", "died with <Signals", r"died with <Signals\.(\w{1,20}): \d{1,3}>", "signal"),
+    says("exit", "non-zero exit status", rf"returned non-zero exit status {INT}", "exit_code"),
+    says(
+        "exit",
+        "Child process with PID",
+        rf"Child process with PID {INT} terminated with code {INT}",
+        *("exit_pid", "exit_code"),
+    ),
+    says(
+        "died",
+        "SYSTEM_ERROR",
+        rf"(?:Worker IP address: ([\w.:-]{{1,64}}) .{{0,80}}?Worker PID: {INT} )?Worker exit type: SYSTEM_ERROR",
+        *("node", "exit_pid"),
+    ),
+    says("exit", "Process finished", rf"^Process finished with exit code {INT}", "exit_code"),
     says("exit", "return code =", rf"exits with return code = {INT}", "exit_code"),
     says("exit", "EXIT CODE:", rf"EXIT CODE: {INT}", "exit_code"),
     says("exit", "Exit Code:", rf"^\s{{0,20}}Exit Code:\s{{1,12}}{INT}$", "exit_code"),

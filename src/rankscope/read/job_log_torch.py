@@ -18,6 +18,12 @@ _WORK = (
     rf", Timeout\(ms\)={INT}\)"
 )
 _WORK_NAMES = ("seq", "op", "n_in", "n_out", "timeout_ms")
+# Ranks that still wait print the same numbers, and then go on.
+_STORE_BARRIER = (
+    rf"Timed out initializing process group in store based barrier on rank:? {INT}, for key: "
+    rf"store_based_barrier_key:{INT} \(world_size={INT}, "
+)
+_STORE_BARRIER_NAMES = ("waiting_rank", "barrier", "expected", "joined")
 _SOCKET = r"(?:SocketImpl\(.{0,200}?remote=\[([^\]\s]{1,120})\])?"
 
 
@@ -71,12 +77,20 @@ WATCHDOG: tuple[Pattern, ...] = (
     says("taken-down", "Some NCCL operations have failed or timed out"),
     says("taken-down", "we are taking the entire process down"),
     says("taken-down", "Terminating the process after attempting to dump debug info"),
+    says(
+        "watchdog-error",
+        "what():",
+        r"what\(\):\s{1,4}(?:\[.{1,200}\] )?((?:CUDA|HIP) error: [^\n.]{1,200})",
+        "text",
+    ),
     says("watchdog-stuck", "watchdog got stuck", rf"watchdog got stuck for {INT} seconds", "seconds"),
     says("watchdog-stuck", "Heartbeat monitor timed out"),
     says("gil", "acquire GIL", "Could not acquire GIL within"),
 )
 
 REPORTS: tuple[Pattern, ...] = (
+    says("nan", "found NaN", rf"[Rr]ank {INT}: found NaN", "named_rank"),
+    says("nan", "stopping training", r"[Ll]oss is (nan|-?inf)\b.{0,20}stopping training", "text"),
     Pattern(
         "detail-mismatch",
         "CollectiveFingerPrint",
@@ -119,8 +133,8 @@ START: tuple[Pattern, ...] = (
         rf"Timed out after {INT} seconds waiting for clients. {INT}/{INT} clients joined",
         *("seconds", "joined", "expected"),
     ),
-    says("init-missing", "num_workers_joined", rf"world_size={INT}, num_workers_joined={INT}", "expected", "joined"),
-    says("init-missing", "worker_count=", rf"world_size={INT}, worker_count={INT}", "expected", "joined"),
+    says("init-missing", "num_workers_joined", _STORE_BARRIER + rf"num_workers_joined={INT}", *_STORE_BARRIER_NAMES),
+    says("init-missing", "worker_count=", _STORE_BARRIER + rf"worker_count={INT}", *_STORE_BARRIER_NAMES),
     says(
         "unique-id",
         "ncclUniqueId",
@@ -168,8 +182,8 @@ BROKEN: tuple[Pattern, ...] = (
     says("duplicate-device", "Duplicate GPU detected", rf"rank {INT} and rank {INT} both on CUDA device", "a", "b"),
     says(
         "nccl-error",
-        "NCCL error",
-        r"NCCL error(?: in: [^,\n]{1,200}, |: )([^,\n]{1,120})(?:, NCCL version ([\d.]{1,20}))?",
+        "NCCL ",
+        r"NCCL [Ee]rror(?: in: [^,\n]{1,200}, |: | \d{1,2}: )([^,\n]{1,120})(?:, NCCL version ([\d.]{1,20}))?",
         *("text", "version"),
     ),
     says("store-gone", "recvValue", r"(?:recvValue|recvValueWithTimeout) failed on " + _SOCKET, "where"),
@@ -179,6 +193,8 @@ BROKEN: tuple[Pattern, ...] = (
     says("hccl-wait", "EI0002", r"\b(EI0002)\b", "code"),
     says("hccl-connect", "EI0006", r"\b(EI0006)\b", "code"),
     says("hccl-start", "EJ0001", r"\b(EJ0001)\b", "code"),
+    says("hccl-error", "error code is", r"(Hccl\w{1,60}, error code is \d{1,6})", "text"),
+    says("hccl-error", "HCCL error in", "(HCCL error in)", "text"),
 )
 
 NCCL: tuple[Pattern, ...] = (
@@ -198,7 +214,7 @@ NCCL: tuple[Pattern, ...] = (
     says(
         "network",
         "Got completion",
-        rf"{_COMM} .{{0,200}}?Got completion from peer ([\w.:<>-]{{1,120}}?)(?:<\d{{1,6}}>)? with "
+        rf"{_COMM} .{{0,200}}?Got completion from peer ([\w.:%-]{{1,120}}?)(?:<\d{{1,6}}>)? with "
         r"(?:error |status=)(?:\w{1,40}\()?(\d{1,4})",
         *("node", "nccl_pid", "peer", "status"),
     ),
@@ -213,7 +229,7 @@ NCCL: tuple[Pattern, ...] = (
     says(
         "network-peer",
         "NCCL WARN",
-        rf"{_COMM} .{{0,200}}?(?:Connection closed by remote peer|Call to (?:recv from|send to)|connect to) "
+        rf"{_COMM} .{{0,200}}?(?:Connection closed by remote peer|Call to (?:recv from|send to)|[Cc]onnect to) "
         r"([\w.:-]{1,120}?)(?:<\d{1,6}>)?(?: failed|\s|$)",
         *("node", "nccl_pid", "peer"),
     ),

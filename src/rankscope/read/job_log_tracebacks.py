@@ -36,6 +36,15 @@ _MAX_MESSAGE = 2000
 _MAX_AFTER = 40
 
 
+_HEADLESS_FRAME = re.compile(r'[^"\n]{0,1000}", line \d{1,9}, in \S')
+_NAMED_ERROR = re.compile(r"(?:Error|Exception|Interrupt|Exit|Failure|Timeout)$")
+
+
+def has_lost_head(number: int, text: str) -> bool:
+    """An excerpt may begin in the middle of a traceback, at one of its frames."""
+    return bool(_FRAME.match(text)) or (number == 1 and bool(_HEADLESS_FRAME.match(text)))
+
+
 def has_begun(text: str) -> bool:
     return text.rstrip().endswith(_HEADING) or _FATAL in text or bool(_BOXED_HEADING.search(text))
 
@@ -43,8 +52,9 @@ def has_begun(text: str) -> bool:
 class Traceback:
     """From its heading to the end of the exception's text, and a look at what the process printed after it."""
 
-    def __init__(self, number: int, line: Line, heading: str = "") -> None:
+    def __init__(self, number: int, line: Line, heading: str = "", *, is_headless: bool = False) -> None:
         self.number, self.line, self._heading = number, line, heading
+        self._is_headless = is_headless
         self._is_fatal = _FATAL in line.text
         self._is_boxed = bool(_BOXED_HEADING.search(line.text))
         self._cut_frame = ""  # a terminal put its rest on the next line
@@ -55,6 +65,13 @@ class Traceback:
         self._n_lines = 0
         self._n_after = 0
         self._is_ended = False
+        if is_headless:
+            self._is_frame(line.text)
+
+    @property
+    def is_sure(self) -> bool:
+        """Frames without a heading may be any stack; one that ends with an exception's name is a traceback."""
+        return not self._is_headless or bool(_NAMED_ERROR.search(str(self.fields()["type"])))
 
     @property
     def kind(self) -> str:
@@ -99,8 +116,8 @@ class Traceback:
     def _is_frame(self, text: str) -> bool:
         match = _FRAME.match(self._cut_frame + text) or (_BOXED_FRAME.match(text) if self._is_boxed else None)
         if match is not None and len(self._frames) < _MAX_FRAMES:
-            place = {"file": match["file"], "line": int(match["line"]), "function": match["function"].strip()}
-            self._frames.append(place)
+            frame = {"file": match["file"], "line": int(match["line"]), "function": match["function"].strip()}
+            self._frames.append(frame)
         is_cut = match is None and not self._cut_frame and not self.is_named and _CUT_FRAME.match(text) is not None
         self._cut_frame = text if is_cut else ""
         return match is not None or is_cut
@@ -177,7 +194,7 @@ class Traceback:
 
     def fields(self) -> Fields:
         frames = self._frames[::-1] if not self._is_fatal else self._frames  # innermost first
-        own = next((frame for frame in frames if not _LIBRARY.search(frame["file"])), None)
+        user_frame = next((frame for frame in frames if not _LIBRARY.search(frame["file"])), None)
         first = self._message[0] if self._message else ""
         match = _EXCEPTION.match(first)
         fields: Fields = {
@@ -190,8 +207,8 @@ class Traceback:
             "is_ignored": bool(self._heading) and not self._heading.startswith(_IN_THREAD),
             "in_thread": self._heading.startswith(_IN_THREAD),
         }
-        if own is not None:
-            fields["place"] = own
+        if user_frame is not None:
+            fields["place"] = user_frame
         if self._chained:
             fields["chained"] = self._chained[:8]
         inside = message_of(self.summary)
@@ -228,11 +245,11 @@ class CollectiveStack:
         return self.line.text
 
     def fields(self) -> Fields:
-        own = next(
+        user_frame = next(
             (frame for frame in self._frames if not _LIBRARY.search(frame["file"]) and "/torch/" not in frame["file"]),
             None,
         )
-        return {"place": own, "frames": self._frames} if own else {}
+        return {"place": user_frame, "frames": self._frames} if user_frame else {}
 
 
 _ENTRY = re.compile(r"\s{1,8}(time|host|rank|exitcode|error_file|traceback)\s{0,12}: (.{0,4000})$", re.DOTALL)

@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from rankscope.errors import BadFileError
 from rankscope.model.tables import MISSING, Table, Text
 from rankscope.read.files import Source
+from rankscope.read.rank_lines import Format, files_table, read_rank_lines
 
 NAME = "metrics"
 MARKS = ("rankscope.metrics/",)
 
 _SCHEMA = re.compile(rb'\s*\{\s*"schema"\s*:\s*"rankscope\.metrics/')
-_CUT_HINT = "the job ended while writing it, or the copy is incomplete: copy it again if the original is complete"
-_HINT = "pass the files that `rankscope record` wrote"
-_MAX_HEADER = 1 << 16
 _MAX_NAME = 200
 
 _Whole = Annotated[int, msgspec.Meta(ge=MISSING, le=1 << 62)]
@@ -43,6 +39,7 @@ class _Line(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Line)
+_FORMAT = Format(_SCHEMA, _Header, "does not start like a metrics file", "the job ended before it logged a number")
 
 
 def sniff(head: bytes, name: str) -> bool:
@@ -50,42 +47,11 @@ def sniff(head: bytes, name: str) -> bool:
 
 
 def read(source: Source) -> Iterator[Table]:
-    if source.n_bytes == 0:
-        raise BadFileError("is empty (0 bytes)", "the job ended before it logged a number")
-    chunks: list[bytes] = []
-    problem = ""
-    try:
-        with source.open() as stream:
-            rank = _rank(stream.readline(_MAX_HEADER))
-            while chunk := stream.read(1 << 14):
-                chunks.append(chunk)
-    except (OSError, EOFError, zlib.error) as error:
-        if not chunks:
-            raise BadFileError(f"cannot be decompressed ({error})", _CUT_HINT) from error
-        problem = f"cannot be fully decompressed ({error})"
-    content = b"".join(chunks)
-    whole, _, rest = content.rpartition(b"\n")
-    lines, n_bad = _lines(whole)
+    content = read_rank_lines(source, _FORMAT)
+    lines, n_bad = _lines(content.whole)
     usable = [line for line in lines if line.name or line.values]
-    n_bad += len(lines) - len(usable)
-    if rest and not problem:
-        problem = "ends in the middle of a line"
-    if n_bad and not problem:
-        problem = f"has {n_bad:,} {'line' if n_bad == 1 else 'lines'} without metrics"
-    yield _table(source, rank, [each for line in usable for each in _single(line)])
-    row = {**source.file_columns(), "source": NAME, "rank": rank, "host": "", "status": "read"}
-    if problem:
-        row.update(status="damaged", problem=problem, hint=_CUT_HINT)
-    yield Table.from_rows("files", [row])
-
-
-def _rank(line: bytes) -> int:
-    if not _SCHEMA.match(line):
-        raise BadFileError("does not start like a metrics file", _HINT)
-    try:
-        return msgspec.json.decode(line, type=_Header).rank
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise BadFileError(f"has no rank in its first line ({error})", _CUT_HINT) from error
+    yield _table(source, content.header.rank, [each for line in usable for each in _single(line)])
+    yield files_table(source, NAME, content, n_bad + len(lines) - len(usable), "without metrics")
 
 
 def _lines(content: bytes) -> tuple[list[_Line], int]:

@@ -51,17 +51,18 @@ def read(source: Source) -> Iterator[Table]:
     reports = list(output.reports())  # a job prints them wherever its time-out happens to be
     yield from reports
     events = output.tables()
-    yield from events
     log = _Log(source)
     if "compiler" in output.marks or problem:
         problem = log.scan()
     if log.is_compiler_log:
+        yield from events
         yield from log.tables(problem)
         return
-    is_told = bool(reports or events)
+    is_told = bool(reports) or output.has_messages
     if not is_told and (problem or not _TEXT_NAME.search(source.shown)):
         raise BadFileError(problem or "has no torch.compile messages", _RECORD_HINT)
-    row = {**_file_row(source, MISSING), "source": job_log.NAME if events else NAME}
+    yield from events
+    row = {**_file_row(source, MISSING), "source": job_log.NAME if output.has_messages else NAME}
     if problem:
         row.update(status="damaged", problem=problem, hint=CUT_HINT)
     elif not is_told:

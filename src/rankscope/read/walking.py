@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -59,8 +60,8 @@ class _Walk:
             self.left_out.append(Unreadable(folder, problem, "check its permissions"))
             return []
         entries = [entry for entry in entries if not entry.name.startswith(".")]
-        folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.is_symlink())
-        names = [entry.name for entry in entries if not entry.is_dir() or entry.is_symlink()]
+        folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        names = [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
         if RUN_FILE in names:
             others = sorted(filter(_OTHER_RUN.fullmatch, folders), key=natural_key)
             folders = [name for name in folders if name not in others]
@@ -76,7 +77,7 @@ class _Walk:
             mode = file.stat().st_mode
             is_link = file.is_symlink()
         except OSError as error:
-            if file.is_symlink() and not file.exists():
+            if file.is_symlink() and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 self.left_out.append(Unreadable(str(file), "is a broken link", "copy the file itself"))
             else:
                 problem = f"cannot be opened: {os_reason(error)}"

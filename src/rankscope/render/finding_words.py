@@ -75,9 +75,10 @@ def capture_parts(capture: Capture) -> list[str]:
 def worlds_parts(capture: Capture) -> list[str]:
     """`trainer (2 ranks, 19 calls)`, one per world."""
     sizes = [max(len(world.ranks), world.world_size) for world in capture.worlds]
+    counts = [", " + count_noun(world.n_calls, "call") if world.n_calls else "" for world in capture.worlds]
     listed = [
-        f"{world.name} ({count_noun(size, 'rank')}, {count_noun(world.n_calls, 'call')})"
-        for world, size in zip(capture.worlds[:MAX_WORLDS], sizes, strict=False)
+        f"{world.name} ({count_noun(size, 'rank')}{n_calls})"
+        for world, size, n_calls in zip(capture.worlds[:MAX_WORLDS], sizes, counts, strict=False)
     ]
     n_more = len(capture.worlds) - len(listed)
     return [*listed, f"{n_more:,} more"] if n_more else listed

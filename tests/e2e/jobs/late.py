@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -137,6 +138,45 @@ def reading(options: Options, is_late: bool) -> None:
     train(options, act)
 
 
+def writing(options: Options, is_late: bool) -> None:
+    """Into a pipe whose reader is slow: it holds 64 KiB."""
+    source, target = os.pipe()
+
+    def drain() -> None:
+        while os.read(source, 1 << 16):
+            time.sleep(PAUSE_S)
+
+    if is_late:
+        threading.Thread(target=drain, daemon=True).start()
+
+    def act(step: int) -> None:
+        if is_late:
+            os.write(target, bytes(1 << 16))  # planted: pipe
+
+    train(options, act)
+
+
+def asking(options: Options, is_late: bool) -> None:
+    """A server that takes its time to answer."""
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    answering, _ = server.accept()
+
+    def answer() -> None:
+        while answering.recv(1):
+            time.sleep(PAUSE_S)
+            answering.sendall(b".")
+
+    threading.Thread(target=answer, daemon=True).start()
+
+    def act(step: int) -> None:
+        if is_late:
+            client.sendall(b"?")
+            client.recv(1)  # planted: address
+
+    train(options, act)
+
+
 def locking(options: Options, is_late: bool) -> None:
     lock = threading.Lock()
 
@@ -189,6 +229,34 @@ def reading_results(options: Options, is_late: bool) -> None:
     train(options, act)
 
 
+def decomposing(options: Options, is_late: bool) -> None:
+    """An operator that the peers do not run."""
+    values = torch.randn(220, 220)
+
+    def act(step: int) -> None:
+        if is_late:
+            torch.linalg.svd(values)  # planted: operator
+
+    train(options, act)
+
+
+def hooking(options: Options, is_late: bool) -> None:
+    model = model_of()
+    weights = torch.randn(600, 600)
+
+    def look(gradient: torch.Tensor) -> None:
+        for _ in range(8):
+            torch.mm(weights, weights)  # planted: hook
+
+    if is_late:
+        list(model.parameters())[-1].register_hook(look)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(options.steps):
+        model(torch.randn(BATCH, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def looping(options: Options, is_late: bool) -> None:
     size = 600_000 if is_late else 60_000
 
@@ -206,6 +274,17 @@ def batching(options: Options, is_late: bool) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for (batch,) in loader:
         model(batch).square().mean().backward()  # planted: more
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def routing(options: Options, is_late: bool) -> None:
+    """A hot expert: most tokens go to the last rank. No loader counts them."""
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, 1000), nn.ReLU(), nn.Linear(1000, WIDTH)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(options.steps):
+        tokens = torch.randn(20 * BATCH if is_late else BATCH, WIDTH)
+        model(tokens).square().mean().backward()  # planted: expert
         optimizer.step()
         optimizer.zero_grad()
 
@@ -254,9 +333,14 @@ CAUSES = {
     "workers": waiting_for_workers,
     "saving": saving,
     "transfer": reading,
+    "pipe": writing,
+    "address": asking,
     "lock": locking,
     "python-lock": sharing_python,
     "extra": reading_results,
+    "operator": decomposing,
+    "hook": hooking,
+    "expert": routing,
     "evaluation": evaluating,
     "more": batching,
     "dtype": other_type,

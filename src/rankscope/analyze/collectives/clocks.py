@@ -68,8 +68,8 @@ def _by_quality(trace: Trace) -> Iterator[tuple[str, _Measured]]:
         profiles = "SELECT rank, offset_ns, error_ns FROM profile_clocks WHERE is_aligned ORDER BY ALL"
         yield "profiler", trace.sql(profiles).rows()
     for origin, name in (("recorder", "ranks"), ("collector", "manifests")):
-        own = trace.table(name)
-        columns = (own.array(column).tolist() for column in ("rank", "clock_offset_ns", "clock_error_ns"))
+        measurements = trace.table(name)
+        columns = (measurements.array(column).tolist() for column in ("rank", "clock_offset_ns", "clock_error_ns"))
         measured = list(zip(*columns, strict=True))
         yield origin, [row for row in measured if origin == "recorder" or row[2] != MISSING]
 
@@ -77,7 +77,7 @@ def _by_quality(trace: Trace) -> Iterator[tuple[str, _Measured]]:
 def _hosts(trace: Trace) -> dict[int, str]:
     hosts: dict[int, str] = {}
     for name in ("manifests", "profiles", "ranks"):
-        own = trace.table(name)
-        known = zip(own.array("rank").tolist(), own.text("host").tolist(), strict=True)
+        named_ranks = trace.table(name)
+        known = zip(named_ranks.array("rank").tolist(), named_ranks.text("host").tolist(), strict=True)
         hosts.update({rank: host for rank, host in known if host})
     return hosts

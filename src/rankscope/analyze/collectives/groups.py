@@ -178,11 +178,11 @@ def _named_by_lane(mentions: Sequence[Mention], keys: Sequence[_Key | None]) -> 
     return named
 
 
-def _describe(key: _Key, own: Sequence[Mention], listed: Mapping[int, Mapping[str, Listed]]) -> CommGroup:
-    seen = tuple(sorted({mention.rank for mention in own}))
-    descs = (mention.desc or _listed_desc(listed, mention.file_id, key.name) for mention in own)
+def _describe(key: _Key, mentions: Sequence[Mention], listed: Mapping[int, Mapping[str, Listed]]) -> CommGroup:
+    seen = tuple(sorted({mention.rank for mention in mentions}))
+    descs = (mention.desc or _listed_desc(listed, mention.file_id, key.name) for mention in mentions)
     desc = next(filter(None, descs), "")
-    size = max((mention.size for mention in own), default=MISSING)
+    size = max((mention.size for mention in mentions), default=MISSING)
     is_inferred = not key.ranks or not key.name
     return CommGroup(key.name, desc, key.ranks or seen, max(size, len(key.ranks or seen)), is_inferred)
 

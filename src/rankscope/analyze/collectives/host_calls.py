@@ -87,8 +87,8 @@ def _load_calls(trace: Trace) -> dict[Process, list[HostCall]]:
 
 def _given(op: str, dims: str) -> int:
     arguments = decoded_list(dims)
-    place = 0 if op in IN_PLACE else 1
-    return n_elements(arguments[place]) if len(arguments) > place else UNKNOWN
+    position = 0 if op in IN_PLACE else 1
+    return n_elements(arguments[position]) if len(arguments) > position else UNKNOWN
 
 
 def decoded_list(text: str) -> list[Any]:
@@ -122,11 +122,11 @@ def _find_callers(trace: Trace) -> Callers:
     for row in trace.sql(_RUNS).rows() if calls else []:
         runs[row[0], row[1]].append(_Run(*row))
     possible_callers: Callers = {}
-    for process, own in runs.items():
+    for process, process_runs in runs.items():
         made = calls.get(process, [])
-        by_number = [run for run in own if run.turn != UNKNOWN]
+        by_number = [run for run in process_runs if run.turn != UNKNOWN]
         possible_callers.update(_by_number(by_number, made))
-        possible_callers.update(_by_time([run for run in own if run.turn == UNKNOWN], made))
+        possible_callers.update(_by_time([run for run in process_runs if run.turn == UNKNOWN], made))
     return possible_callers
 
 
@@ -141,10 +141,10 @@ def _by_number(runs: Sequence[_Run], calls: Iterable[HostCall]) -> Callers:
     possible_callers: Callers = {}
     taken = set()
     for run in sorted(runs, key=lambda run: run.turn):
-        place = bisect_left(turns, run.turn) - 1
-        if place >= 0 and place not in taken and ordered[place].run_as == run.op:
-            taken.add(place)
-            possible_callers[_key(run)] = [ordered[place]]
+        position = bisect_left(turns, run.turn) - 1
+        if position >= 0 and position not in taken and ordered[position].run_as == run.op:
+            taken.add(position)
+            possible_callers[_key(run)] = [ordered[position]]
     return possible_callers
 
 
@@ -153,11 +153,11 @@ def _by_time(runs: Sequence[_Run], calls: Sequence[HostCall]) -> Callers:
     possible_callers: Callers = {}
     waiting: dict[tuple[str, int], list[HostCall]] = defaultdict(list)
     unclear: dict[tuple[str, int], int] = defaultdict(int)
-    place = 0
+    n_started = 0
     for run in runs:
-        while place < len(calls) and calls[place].start_ns <= run.start_ns:
-            waiting[calls[place].run_as, calls[place].n_elements].append(calls[place])
-            place += 1
+        while n_started < len(calls) and calls[n_started].start_ns <= run.start_ns:
+            waiting[calls[n_started].run_as, calls[n_started].n_elements].append(calls[n_started])
+            n_started += 1
         kind = next((key for key in ((run.op, run.n_elements), (run.op, UNKNOWN)) if waiting[key]), None)
         if kind is None:
             continue

@@ -1,9 +1,10 @@
 """The table call_matches, and the match of each call: one and the same collective over all ranks and all sources.
 
 The Flight Recorder's matches decide where it kept the call: for its own calls, for those that are the same call in
-another source, and for what the profiler matched with these. Next comes what the profiler matched. What neither has is
-matched by its number in its group. Where sources contradict each other, or where a group was destroyed and recreated
-and nothing tells which of the two a number is of, the call has no match.
+another source, and for what the profiler matched with these. Next comes what the profiler matched; if the recorder kept
+it on other ranks only, its number tells. What neither has is matched by its number in its group. Where sources
+contradict each other, or where a group was destroyed and recreated and nothing tells which of the two a number is of,
+the call has no match.
 """
 
 from __future__ import annotations
@@ -40,16 +41,30 @@ WITH named AS (
            row_number() OVER (PARTITION BY source, file_id, rank, number ORDER BY start_ns, row_id) AS turn,
            count(*) OVER (PARTITION BY source, file_id, rank, number) AS n_turns
     FROM origins AS o LEFT JOIN clusters USING (profiled_match)
+), spread AS (
+    SELECT number, count(DISTINCT witness) FILTER (witness LIKE 'recorded %') AS n_recorded_here,
+           count(DISTINCT witness) FILTER (witness LIKE 'profiled %') AS n_profiled_here,
+           min(witness) FILTER (witness LIKE 'recorded %') AS recorded_here
+    FROM witnessed WHERE number IS NOT NULL AND n_turns = 1 AND NOT is_of_any GROUP BY ALL
+), joined AS (
+    SELECT profiled_match, min(recorded_here) AS joined_witness
+    FROM witnessed JOIN spread USING (number)
+    WHERE witness LIKE 'profiled %' AND n_turns = 1 AND NOT is_of_any GROUP BY ALL
+    HAVING count(DISTINCT recorded_here) = 1 AND max(n_recorded_here) = 1 AND max(n_profiled_here) = 1
+), told AS (
+    SELECT w.* REPLACE (coalesce(joined_witness, witness) AS witness)
+    FROM witnessed AS w LEFT JOIN joined USING (profiled_match)
 ), numbers AS (
     SELECT number, count(DISTINCT witness) AS n_witnesses, min(witness) AS any_witness,
-           min(n_turns) = max(n_turns) AS is_even
-    FROM witnessed WHERE number IS NOT NULL GROUP BY ALL
+           min(n_turns) = max(n_turns) AS is_even, bool_or(witness LIKE 'recorded %') AS is_recorded
+    FROM told WHERE number IS NOT NULL GROUP BY ALL
 ), labeled AS (
-    SELECT w.*, CASE WHEN witness IS NOT NULL THEN witness
+    SELECT t.*, CASE WHEN is_of_any AND witness LIKE 'profiled %' AND (is_p2p OR is_recorded) THEN NULL
+                     WHEN witness IS NOT NULL THEN witness
                      WHEN is_contradicted OR is_of_any THEN NULL
                      WHEN n_witnesses = 1 AND n_turns = 1 THEN any_witness
                      WHEN n_witnesses = 0 AND is_even THEN 'numbered ' || number || ' ' || turn END AS label
-    FROM witnessed AS w LEFT JOIN numbers USING (number)
+    FROM told AS t LEFT JOIN numbers USING (number)
 )
 SELECT * EXCLUDE (number, is_inferred, witness, is_contradicted, is_of_any, turn, n_turns, label, recorded_match,
                   profiled_match, is_numbered),

@@ -19,13 +19,28 @@ from rankscope.model.tables import MISSING, Table, Trace
 
 _TOLERANCE_NS = 20_000  # by how much the profiler's clock may differ from the recorder's in one process
 _LONGEST_AHEAD_NS = 5_000_000  # of the first operator in a trace: how long before it the call may have been noted
+_MADE_AFTER_NS = 1_000_000  # its kernel has ended: what the clocks of device and recorder may differ by
 _NEVER = 2**62
+# A group that was made again counts from 1 again: of two calls it is the last that was noted before the kernel ended. A
+# process counts its transfers in a group by themselves. Versions of torch differ in whether a profiler shows that
+# number: it counts where it leads to the same operation and peer throughout.
 _NUMBERED = """
-    SELECT c.file_id, c.rank, c.comm_id, c.op, -1, r.group_id, coalesce(r.peer, -1), r.file_id, r.record_id
-    FROM comms AS c JOIN collectives AS r USING (rank, group_name, seq, op)
-    WHERE c.kernel_id IS NOT NULL AND NOT c.is_p2p AND NOT r.is_p2p AND r.role <> 'member'
-    QUALIFY count(*) OVER (PARTITION BY c.file_id, c.rank, c.comm_id) = 1
-        AND count(*) OVER (PARTITION BY c.file_id, r.file_id, r.rank, r.record_id) = 1
+WITH pairs AS (
+    SELECT c.file_id, c.rank, c.comm_id, c.op, c.group_name, c.is_p2p, r.group_id, r.peer,
+           r.file_id AS recorder_file_id, r.record_id,
+           NOT c.is_p2p OR (r.op = c.op AND r.peer = CASE c.op WHEN 'send' THEN c.dst ELSE c.src END) AS is_same
+    FROM comms AS c JOIN collectives AS r ON r.rank = c.rank AND r.group_name = c.group_name AND r.is_p2p = c.is_p2p
+        AND CASE WHEN r.is_p2p THEN r.p2p_seq ELSE r.seq END = c.seq AND (r.op = c.op OR c.is_p2p)
+    WHERE c.kernel_id IS NOT NULL AND r.role <> 'member'
+        AND coalesce(r.created_ns <= c.start_ns + c.duration_ns + $tolerance, true)
+    QUALIFY rank() OVER (PARTITION BY c.file_id, c.rank, c.comm_id ORDER BY r.created_ns DESC NULLS LAST) = 1
+), trusted AS (
+    SELECT * FROM pairs
+    QUALIFY coalesce(bool_and(is_same) OVER (PARTITION BY file_id, rank, group_name, is_p2p), false)
+)
+SELECT file_id, rank, comm_id, op, -1, group_id, coalesce(peer, -1), recorder_file_id, record_id FROM trusted
+QUALIFY count(*) OVER (PARTITION BY file_id, rank, comm_id) = 1
+    AND count(*) OVER (PARTITION BY file_id, recorder_file_id, rank, record_id) = 1
 """
 _RECORDED = """
     SELECT rank, file_id, record_id, op, group_id, coalesce(peer, -1), coalesce(created_ns, -1),
@@ -70,11 +85,15 @@ _Candidates = dict[HostCall, list[Recorded]]
 
 @table("call_twins", needs=("comms",))
 def call_twins(trace: Trace) -> Table:
-    rows = [tuple(row) for row in trace.sql(_NUMBERED).rows()] if trace.has("collectives") else []
+    rows = (
+        [tuple(row) for row in trace.sql(_NUMBERED, tolerance=_MADE_AFTER_NS).rows()]
+        if trace.has("collectives")
+        else []
+    )
     known = recorded_twins(trace)
     for (file_id, rank, comm_id), possible in callers(trace).items():
-        own = known.get((file_id, rank), {})
-        twin = _agreed([own.get(call.op_id, Twin()) for call in possible])
+        rank_twins = known.get((file_id, rank), {})
+        twin = _agreed([rank_twins.get(call.op_id, Twin()) for call in possible])
         if len({(call.op, call.partner) for call in possible}) == 1:
             called = (possible[0].op, possible[0].partner)
             rows.append((file_id, rank, comm_id, *called, twin.group_id, *twin[1:]))
@@ -139,14 +158,14 @@ def _noted_at_the_time(calls: Sequence[HostCall], records: Sequence[Recorded]) -
         first = max(bisect_right(created, earliest), n_passed)
         last = bisect_right(created, call.end_ns + (0 if is_first else _TOLERANCE_NS))
         fitting = [
-            place
-            for place in range(first, last)
-            if noted[place].can_be(call.op, call.n_elements) and noted[place].completed_ns >= call.start_ns
+            position
+            for position in range(first, last)
+            if noted[position].can_be(call.op, call.n_elements) and noted[position].completed_ns >= call.start_ns
         ]
         if is_one_thread and fitting:
             fitting = fitting[-1:] if is_first else fitting[:1]
             n_passed = fitting[0] + 1
-        candidates[call] = [noted[place] for place in fitting]
+        candidates[call] = [noted[position] for position in fitting]
     return candidates
 
 
@@ -169,12 +188,14 @@ def twins_by_order(records: Sequence[Recorded], ops: Sequence[str], sizes: Seque
     Some recorders keep no transfers. The whole program of the rank has to be recorded, or they may be of a lost part.
     """
     has_transfers = any(record.op in P2P for record in records)
-    chosen = [place for place, op in enumerate(ops) if has_transfers or op not in P2P]
+    chosen = [position for position, op in enumerate(ops) if has_transfers or op not in P2P]
     starts = [
         start
         for start in range(len(records) - len(chosen) + 1)
-        if all(records[start + at].can_be(ops[place], sizes[place]) for at, place in enumerate(chosen))
+        if all(records[start + at].can_be(ops[position], sizes[position]) for at, position in enumerate(chosen))
     ]
-    twins = {place: _known([records[start + at] for start in starts]) for at, place in enumerate(chosen) if starts}
-    for place in range(len(ops)):
-        yield twins.get(place, Twin())
+    twins = {
+        position: _known([records[start + at] for start in starts]) for at, position in enumerate(chosen) if starts
+    }
+    for position in range(len(ops)):
+        yield twins.get(position, Twin())

@@ -156,9 +156,9 @@ class Aligner:
     def _differences(self, rows: Array, timeline: Timeline) -> Array:
         parts = [np.empty(0)]
         for signature in np.unique(self.calls.signature[rows]).tolist():
-            own = self.calls.end[rows[self.calls.signature[rows] == signature]]
+            ends = self.calls.end[rows[self.calls.signature[rows] == signature]]
             theirs = timeline.track.end[timeline.track.signature == signature]
-            parts.append((own[:, None] - theirs[None, :]).ravel())
+            parts.append((ends[:, None] - theirs[None, :]).ravel())
         return np.concatenate(parts)
 
     def _place_track(self, clock: int, rows: Array, shift: float) -> None:
@@ -171,9 +171,9 @@ class Aligner:
             self.domain[rows] = domain
         timeline = self.timelines.setdefault(domain, Timeline())
         timeline.clocks.add(clock)
-        place, method = find_places(timeline, track, self.tolerance)
-        is_placed = place != MISSING
-        self.event[rows[is_placed]] = timeline.event[place[is_placed]]
+        position, method = find_places(timeline, track, self.tolerance)
+        is_placed = position != MISSING
+        self.event[rows[is_placed]] = timeline.event[position[is_placed]]
         self.method[rows] = method
         fresh = np.arange(self.n_events, self.n_events + int(np.count_nonzero(~is_placed)))
         self.n_events += len(fresh)
@@ -187,8 +187,8 @@ class Aligner:
             timeline = self.timelines[domain]
             if not self.may_join_clocks and clock not in timeline.clocks:
                 continue
-            place, _ = find_places(timeline, track, self.tolerance)
-            share = np.count_nonzero(place != MISSING) / max(1, timeline.n_within(track, self.tolerance))
+            position, _ = find_places(timeline, track, self.tolerance)
+            share = np.count_nonzero(position != MISSING) / max(1, timeline.n_within(track, self.tolerance))
             if share > best_share:
                 best, best_share = domain, share
         if best_share >= _HALF:
@@ -245,23 +245,23 @@ def _places_by_order(timeline: Timeline, track: Track, nearest: Array, tolerance
     if not is_placed.any():
         return None
     shifts, votes = np.unique(nearest[is_placed] - np.flatnonzero(is_placed), return_counts=True)
-    place = np.arange(len(track.end)) + int(shifts[np.argmax(votes)])
-    inside = np.flatnonzero((place >= 0) & (place < len(timeline.event)))
-    known = Track(*(column[place[inside]] for column in timeline.track))
-    own = Track(*(column[inside] for column in track))
-    if not len(inside) or np.any(known.signature != own.signature):
+    position = np.arange(len(track.end)) + int(shifts[np.argmax(votes)])
+    inside = np.flatnonzero((position >= 0) & (position < len(timeline.event)))
+    known = Track(*(column[position[inside]] for column in timeline.track))
+    inner = Track(*(column[inside] for column in track))
+    if not len(inside) or np.any(known.signature != inner.signature):
         return None
     if tolerance >= TOLERANCE_NS:
         # A call too many or too few moves all others by a whole distance between calls: part of the shortest is fine.
         distances = np.sort(np.diff(timeline.track.end))
         distance = float(distances[int(_SHORTEST * len(distances))]) if len(distances) else 0.0
         tolerance = max(tolerance, _PART_OF_DISTANCE * distance)
-    fits = np.flatnonzero(can_be_one(known, own, tolerance))
+    fits = np.flatnonzero(can_be_one(known, inner, tolerance))
     n_common = max(timeline.n_within(track, tolerance), 1)
     if len(fits) < _MOSTLY * max(len(inside), n_common):
         return None
     ordered = np.full(len(track.end), MISSING, np.int64)
-    ordered[inside[fits]] = place[inside[fits]]
+    ordered[inside[fits]] = position[inside[fits]]
     return ordered
 
 
@@ -284,6 +284,6 @@ def _places_by_time(known: Track, track: Track, nearest: Array, tolerance: float
     kept = np.sort(closest_first[is_first])
     forward = np.ones(len(kept), bool)
     forward[1:] = nearest[kept][1:] > np.maximum.accumulate(nearest[kept])[:-1]
-    place = np.full(len(track.end), MISSING, np.int64)
-    place[kept[forward]] = nearest[kept[forward]]
-    return place
+    position = np.full(len(track.end), MISSING, np.int64)
+    position[kept[forward]] = nearest[kept[forward]]
+    return position

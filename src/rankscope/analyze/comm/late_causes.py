@@ -68,15 +68,15 @@ def explain(trace: Trace, standing: Standing) -> LateCause:
     late_steps = standing.late_steps[:_MAX_STEPS]
     peers = standing.peers[:: -(-len(standing.peers) // _MAX_PEERS)]
     spent = spending(trace, [standing.rank, *peers], late_steps)
-    own, theirs = spent.typical([standing.rank]), spent.typical(peers)
-    parts = tuple(Part(name, own[name], theirs[name]) for name in spent.names)
+    late, theirs = spent.typical([standing.rank]), spent.typical(peers)
+    parts = tuple(Part(name, late[name], theirs[name]) for name in spent.names)
     late_ns = standing.mean_cost_ns * standing.n_compared / max(len(standing.late_steps), 1)
     is_regular = len(standing.late_steps) >= _REGULAR * standing.n_compared
     main = _main_part(parts, late_ns)
     cause = _ON_HOST.get(main, UNKNOWN)
     work = None
     if main in (COMPUTATION, WORKING):
-        work = compare_work(trace, main == COMPUTATION, (standing.rank, peers), late_steps)
+        work = compare_work(trace, main == COMPUTATION, standing.rank, peers, late_steps)
         cause = _cause_of_work(parts, main, work)
     elif main == COPIES:
         cause = "slow-copies"

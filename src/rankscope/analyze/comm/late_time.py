@@ -95,16 +95,16 @@ def _host_events(ranks: Sequence[int]) -> str:
         f"regexp_matches(name, {quote_text(pattern)})"
         for pattern in (_IS_WAIT, _IS_COMPILATION, _IS_COLLECTION, _IS_SLEEP)
     )
-    own = _of_ranks(ranks)
+    of_ranks = _of_ranks(ranks)
     return f"""
         SELECT {_SPAN}, CASE WHEN {waits} THEN 0 WHEN {compiles} THEN 1 WHEN {is_loader} THEN 2 ELSE 5 END AS kind
-        FROM (SELECT file_id, rank, start_ns, duration_ns, name FROM ops WHERE {own}
-              UNION ALL SELECT file_id, rank, start_ns, duration_ns, name FROM runtime_calls WHERE {own})
-        UNION ALL SELECT {_SPAN}, 6 FROM comms WHERE kernel_id IS NULL AND {own}
+        FROM (SELECT file_id, rank, start_ns, duration_ns, name FROM ops WHERE {of_ranks}
+              UNION ALL SELECT file_id, rank, start_ns, duration_ns, name FROM runtime_calls WHERE {of_ranks})
+        UNION ALL SELECT {_SPAN}, 6 FROM comms WHERE kernel_id IS NULL AND {of_ranks}
         UNION ALL SELECT {_SPAN}, CASE WHEN {compiles} THEN 1 ELSE 2 END FROM annotations
-            WHERE kind = 'host' AND ({compiles} OR {is_loader}) AND {own}
+            WHERE kind = 'host' AND ({compiles} OR {is_loader}) AND {of_ranks}
         UNION ALL SELECT {_SPAN}, CASE WHEN {collects} THEN 3 ELSE 4 END FROM python_calls
-            WHERE ({collects} OR {sleeps}) AND {own}
+            WHERE ({collects} OR {sleeps}) AND {of_ranks}
     """
 
 

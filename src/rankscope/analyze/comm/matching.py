@@ -67,7 +67,7 @@ def match_calls(trace: Trace) -> Matching:
     placement = Placement(event, method, rows.domain)
     tolerance = TOLERANCE_NS
     for _ in range(_ROUNDS if np.any(_to_place(rows, event)) else 0):
-        placement = _placed(rows, (event, method), clocks, tolerance)
+        placement = _placed(rows, event, method, clocks, tolerance)
         clocks = _fitted(rows, placement.event, clocks)
         tolerance = _tolerance(rows, placement.event, clocks)
     group, groups = _with_concluded_groups(rows, placement)
@@ -100,9 +100,9 @@ def _by_number(rows: CommRows) -> tuple[Array, Array]:
             continue
         domain = np.zeros(len(chosen), np.int64) if kind == BY_COMMS_ID else rows.domain[chosen]
         again = occurrence(rows.process[chosen], domain, number[chosen])
-        _, place = numbered(domain, number[chosen], again)
-        trusted = _is_consistent(rows, chosen, place)
-        event[chosen[trusted]] = place[trusted] + (event.max(initial=-1) + 1)
+        _, call = numbered(domain, number[chosen], again)
+        trusted = _is_consistent(rows, chosen, call)
+        event[chosen[trusted]] = call[trusted] + (event.max(initial=-1) + 1)
         method[chosen[trusted]] = kind
     return event, method
 
@@ -128,19 +128,18 @@ def _to_place(rows: CommRows, event: Array) -> Array:
 def _tolerance(rows: CommRows, event: Array, clocks: Clocks) -> float:
     """How close the ends of one call must be: a few times what those of the matches so far are apart."""
     chosen = np.flatnonzero((event != MISSING) & rows.ends_together)
-    _, place = np.unique(event[chosen], return_inverse=True)
-    place = place.reshape(-1)
+    _, call = np.unique(event[chosen], return_inverse=True)
+    call = call.reshape(-1)
     end = _since(clocks, clocks.of_process[rows.process[chosen]], rows.end_ns[chosen])
-    n_calls = np.bincount(place)
-    apart = np.sort(np.abs(end - (np.bincount(place, end) / np.maximum(n_calls, 1))[place])[n_calls[place] > 1])
+    n_calls = np.bincount(call)
+    apart = np.sort(np.abs(end - (np.bincount(call, end) / np.maximum(n_calls, 1))[call])[n_calls[call] > 1])
     if len(apart) < _MIN_ENDS:
         return TOLERANCE_NS
     return min(max(_TIMES_APART * float(apart[int(0.9 * len(apart))]), _CLOSEST_NS), _FARTHEST_NS)
 
 
-def _placed(rows: CommRows, known: tuple[Array, Array], clocks: Clocks, tolerance: float) -> Placement:
-    """`known` are the events and methods of the calls that need not be placed."""
-    event, method = known
+def _placed(rows: CommRows, event: Array, method: Array, clocks: Clocks, tolerance: float) -> Placement:
+    """`event` and `method` are known of the calls that need not be placed."""
     chosen = np.flatnonzero(_to_place(rows, event))
     clock = clocks.of_process[rows.process]
     start, end = (_since(clocks, clock, times) for times in (rows.start_ns, rows.end_ns))
@@ -173,10 +172,12 @@ def _timelines(rows: CommRows, event: Array, start: Array, end: Array) -> dict[i
     first = numbered[first]
     timelines: dict[int, Timeline] = {}
     for domain in np.unique(rows.domain[first]).tolist():
-        own = first[rows.domain[first] == domain]
+        in_domain = first[rows.domain[first] == domain]
         timelines[domain] = Timeline()
-        track = Track(rows.signature[own].astype(np.int64), start[own], end[own], rows.ends_together[own])
-        timelines[domain].add(track, event[own])
+        track = Track(
+            rows.signature[in_domain].astype(np.int64), start[in_domain], end[in_domain], rows.ends_together[in_domain]
+        )
+        timelines[domain].add(track, event[in_domain])
     return timelines
 
 
@@ -222,11 +223,11 @@ def _confirmed_by_seq(rows: CommRows, placement: Placement) -> Array:
     chosen = np.flatnonzero(rows.is_p2p & (rows.seq != MISSING) & (placement.event != MISSING))
     if not len(chosen):
         return placement.method
-    _, place = np.unique(placement.event[chosen], return_inverse=True)
-    place = place.reshape(-1)
-    lowest, highest = extremes(place, rows.seq[chosen])
+    _, call = np.unique(placement.event[chosen], return_inverse=True)
+    call = call.reshape(-1)
+    lowest, highest = extremes(call, rows.seq[chosen])
     method = placement.method.copy()
-    method[chosen[(lowest == highest)[place] & (np.bincount(place) > 1)[place]]] = BY_SEQ
+    method[chosen[(lowest == highest)[call] & (np.bincount(call) > 1)[call]]] = BY_SEQ
     return method
 
 
@@ -235,13 +236,13 @@ def _with_partners(rows: CommRows, event: Array) -> Array:
     matched = np.flatnonzero(event != MISSING)
     if not len(matched):
         return event
-    _, place = np.unique(event[matched], return_inverse=True)
-    place = place.reshape(-1)
-    lowest, highest = extremes(place, rows.rank[matched])
-    _, last_end = extremes(place, rows.end_ns[matched])
+    _, call = np.unique(event[matched], return_inverse=True)
+    call = call.reshape(-1)
+    lowest, highest = extremes(call, rows.rank[matched])
+    _, last_end = extremes(call, rows.end_ns[matched])
     is_match = highest > lowest
     number = np.full(len(lowest), MISSING, np.int64)
     number[is_match] = np.argsort(np.argsort(last_end[is_match], kind="stable"), kind="stable")
     match = np.full(len(event), MISSING, np.int64)
-    match[matched] = number[place]
+    match[matched] = number[call]
     return match

@@ -126,10 +126,10 @@ def _transfer(matching: Matching, by_start: Array, first: Array, after_arrival: 
 def _judged_clocks(quality: ClockQuality, clock: Array, by_start: Array, first: Array) -> tuple[Array, Array]:
     if not len(first):
         return np.empty(0, bool), np.empty(0, np.int64)
-    own = clock[by_start]
-    is_one_clock = np.minimum.reduceat(own, first) == np.maximum.reduceat(own, first)
-    is_aligned = np.logical_and.reduceat(quality.is_aligned[own], first)
-    error = np.maximum.reduceat(quality.error_ns[own], first)
+    row_clock = clock[by_start]
+    is_one_clock = np.minimum.reduceat(row_clock, first) == np.maximum.reduceat(row_clock, first)
+    is_aligned = np.logical_and.reduceat(quality.is_aligned[row_clock], first)
+    error = np.maximum.reduceat(quality.error_ns[row_clock], first)
     return is_one_clock | is_aligned, np.where(is_one_clock, 0, error)
 
 

@@ -47,7 +47,7 @@ def named_range(trace: Trace, standing: Standing, peers: Sequence[int], late_ns:
     ranges = []
     for name, by_rank in totals.items():
         usual = float(np.median([by_rank.get(peer, 0.0) for peer in peers])) / n_late
-        own = by_rank.get(standing.rank, 0.0) / n_late
-        if own - usual >= _EXPLAINS * late_ns and own >= _TIMES * usual:
-            ranges.append(NamedRange(name, own, usual))
+        late_rank_ns = by_rank.get(standing.rank, 0.0) / n_late
+        if late_rank_ns - usual >= _EXPLAINS * late_ns and late_rank_ns >= _TIMES * usual:
+            ranges.append(NamedRange(name, late_rank_ns, usual))
     return min(ranges, key=lambda one: (one.own_ns, one.name), default=None)

@@ -29,8 +29,8 @@ def match_by_step(rows: CommRows, event: Array, clock: Array) -> Array:
     if not len(chosen):
         return matched
     domain, step, process = rows.domain[chosen], rows.step[chosen], rows.process[chosen]
-    place = occurrence(process, step, domain)
-    _, number = numbered(domain, step, place)
+    turn = occurrence(process, step, domain)
+    _, number = numbered(domain, step, turn)
     is_good = _agreeing_steps(rows.signature[chosen], number, (domain, step, process))
     is_good &= np.isin(domain, _good_domains(rows, chosen, is_good))
     chosen, number = chosen[is_good], number[is_good]
@@ -61,10 +61,10 @@ def _agreeing_steps(signature: Array, number: Array, columns: tuple[Array, Array
 def _good_domains(rows: CommRows, chosen: Array, is_good: Array) -> Array:
     """Those in which nearly all steps agree; on the device so many that chance is ruled out."""
     domain, step, process = rows.domain[chosen], rows.step[chosen], rows.process[chosen]
-    first, place = numbered(domain, step)
+    first, run = numbered(domain, step)
     step_is_good = is_good[first]
-    one_per_process, _ = numbered(place, process)
-    n_members = np.bincount(place[one_per_process])
+    one_per_process, _ = numbered(run, process)
+    n_members = np.bincount(run[one_per_process])
     domains, of_step = np.unique(domain[first], return_inverse=True)
     of_step = of_step.reshape(-1)
     share = np.bincount(of_step, step_is_good) / np.bincount(of_step)
@@ -102,7 +102,7 @@ def _shifts(rows: CommRows, chosen: Array, reference: Array, clock: Array) -> Ar
     _, pair = numbered(rows.domain[chosen[other]], rows.process[chosen[other]])
     apart = (rows.end_ns[chosen[other]] - rows.end_ns[reference[other]]).astype(np.float64)
     order = np.argsort(pair, kind="stable")
-    for own in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1) if len(order) else ():
+    for same_pair in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1) if len(order) else ():
         # Few calls would be moved to where they fit.
-        shift[other[own]] = median(apart[own]) if len(own) >= MIN_SHARED else _NOWHERE_NS
+        shift[other[same_pair]] = median(apart[same_pair]) if len(same_pair) >= MIN_SHARED else _NOWHERE_NS
     return shift

@@ -88,5 +88,5 @@ def profile_clocks(trace: Trace, selection: Selection) -> Table:
 def clock_of(trace: Trace, file_id: int, rank: int) -> int:
     """The number of a process's clock, MISSING for one without events."""
     known = processes_of(trace)
-    place = np.flatnonzero((known.file_id == file_id) & (known.rank == rank))
-    return int(matching_of(trace).clocks.of_process[place[0]]) if len(place) else MISSING
+    process = np.flatnonzero((known.file_id == file_id) & (known.rank == rank))
+    return int(matching_of(trace).clocks.of_process[process[0]]) if len(process) else MISSING

@@ -111,11 +111,11 @@ def _domains(rows: dict[str, Array], group: Array, groups: list[CommGroup]) -> A
     stated = np.where(rows["peer"] == MISSING, rows["partner"], rows["peer"]).astype(np.int64)
     transfers = np.flatnonzero(rows["is_p2p"] & (group != UNKNOWN_GROUP) & (stated != MISSING))
     if len(transfers):
-        own = rows["rank"][transfers].astype(np.int64)
+        rank = rows["rank"][transfers].astype(np.int64)
         is_place = rows["peer"][transfers] == MISSING
-        peer = _global_peers(group[transfers], own, stated[transfers], is_place, groups)
+        peer = _global_peers(group[transfers], rank, stated[transfers], is_place, groups)
         is_send = rows["is_send"][transfers]
-        _, number = numbered(group[transfers], np.where(is_send, own, peer), np.where(is_send, peer, own))
+        _, number = numbered(group[transfers], np.where(is_send, rank, peer), np.where(is_send, peer, rank))
         domain[transfers] = len(groups) + number
     is_nameless = rows["is_p2p"] & (domain == MISSING)
     if len(np.unique(rows["rank"])) == 2:  # then there is no question who talks to whom
@@ -123,13 +123,13 @@ def _domains(rows: dict[str, Array], group: Array, groups: list[CommGroup]) -> A
     return domain
 
 
-def _global_peers(group: Array, own: Array, peer: Array, is_place: Array, groups: list[CommGroup]) -> Array:
+def _global_peers(group: Array, rank: Array, peer: Array, is_place: Array, groups: list[CommGroup]) -> Array:
     """The other end as a global rank: callers and some versions of torch have its place in the group instead."""
     resolved = peer.copy()
     for number in np.unique(group).tolist():
         members = np.asarray(groups[number].ranks, np.int64)
         stated = np.flatnonzero((group == number) & ~is_place)
-        is_global = np.isin(peer[stated], members).all() and not np.any(peer[stated] == own[stated])
+        is_global = np.isin(peer[stated], members).all() and not np.any(peer[stated] == rank[stated])
         places = np.flatnonzero((group == number) & (is_place | (not is_global)))
         if len(members) and peer[places].max(initial=MISSING) < len(members):
             resolved[places] = members[peer[places]]
@@ -162,10 +162,10 @@ def occurrence(*columns: Array) -> Array:
     return count
 
 
-def extremes(place: Array, values: Array) -> tuple[Array, Array]:
-    """The lowest and the highest value at each place; every place up to the last occurs."""
-    n_places = int(place.max(initial=-1)) + 1
+def extremes(index: Array, values: Array) -> tuple[Array, Array]:
+    """The lowest and the highest value at each index; every index up to the last occurs."""
+    n_places = int(index.max(initial=-1)) + 1
     lowest, highest = np.full(n_places, np.iinfo(np.int64).max), np.full(n_places, np.iinfo(np.int64).min)
-    np.minimum.at(lowest, place, values)
-    np.maximum.at(highest, place, values)
+    np.minimum.at(lowest, index, values)
+    np.maximum.at(highest, index, values)
     return lowest, highest

@@ -131,7 +131,7 @@ def _compare_ranks(trace: Trace) -> list[Standing]:
 def _compare_members(exposure: Exposure, group: int, members: Sequence[int]) -> Iterator[Standing]:
     places = np.flatnonzero(np.isin(exposure.ranks, members))
     everywhere, here = exposure.totals()[places], exposure.totals(group)[places]
-    for row, place in enumerate(places.tolist() if len(places) > 1 else ()):
+    for row, position in enumerate(places.tolist() if len(places) > 1 else ()):
         others = np.arange(len(places)) != row
         usual = median(everywhere[others])
         # Held up elsewhere, it stood there; where it had time to spare, its peers did not have to stand here.
@@ -141,7 +141,7 @@ def _compare_members(exposure: Exposure, group: int, members: Sequence[int]) -> 
         worst = float(cost[compared].max(initial=0.0))
         is_late = compared & (cost >= np.maximum(CLEARLY * exposure.step_ns, _PART_OF_WORST * worst))
         yield Standing(
-            rank=int(exposure.ranks[place]),
+            rank=int(exposure.ranks[position]),
             group=group,
             peers=tuple(exposure.ranks[places[others]].tolist()),
             cost_ns=cost,
@@ -165,10 +165,10 @@ def _companies(measures: Measures) -> list[tuple[int, tuple[int, ...]]]:
     rows = matching.rows
     is_nameless = np.asarray([not group.name for group in matching.groups] or [False], bool)
     counts = np.flatnonzero((matching.match != MISSING) & (~rows.is_p2p | is_nameless[matching.group]))
-    first, place = numbered(matching.group[counts], rows.rank[counts])
+    first, pair = numbered(matching.group[counts], rows.rank[counts])
     pairs = np.column_stack((matching.group[counts[first]], rows.rank[counts[first]]))
     n_bytes = np.maximum(rows.n_bytes[counts], 0)
-    traffic = np.bincount(place, n_bytes if n_bytes.any() else None, len(pairs))
+    traffic = np.bincount(pair, n_bytes if n_bytes.any() else None, len(pairs))
     total = np.bincount(pairs[:, 1], traffic) if len(pairs) else np.empty(0)
     kept = traffic >= _NEXT_TO_NOTHING * np.maximum(total[pairs[:, 1]], _handed_on(measures, pairs))
     members: dict[int, list[int]] = {}
@@ -183,11 +183,11 @@ def _handed_on(measures: Measures, pairs: Array) -> Array:
     rows = matching.rows
     transfers = np.flatnonzero(rows.is_p2p)
     n_ranks = int(rows.rank.max(initial=0)) + 1
-    keys, place = np.unique(
+    keys, pair = np.unique(
         matching.group[transfers].astype(np.int64) * n_ranks + rows.rank[transfers], return_inverse=True
     )
     carried = dict(
-        zip(keys.tolist(), np.bincount(place, np.maximum(rows.n_bytes[transfers], 0), len(keys)), strict=True)
+        zip(keys.tolist(), np.bincount(pair, np.maximum(rows.n_bytes[transfers], 0), len(keys)), strict=True)
     )
     return np.array([carried.get(group * n_ranks + rank, 0.0) for group, rank in pairs.tolist()])
 
@@ -206,10 +206,10 @@ def _measure_exposure(trace: Trace) -> Exposure:
     usable = np.where(has_steps, rows.step != MISSING, is_inside)
     rank_of = processes_of(trace).rank
     marked = {(int(rank_of[process]), step) for process, step in durations}
-    own = (rows.rank, rows.step, measures.matching.group, measures.exposed_ns)
+    columns = (rows.rank, rows.step, measures.matching.group, measures.exposed_ns)
     rank, step, group, exposed = (
         np.concatenate((column[usable], filled))
-        for column, filled in zip(own, _missing_calls(measures, marked, window).T, strict=True)
+        for column, filled in zip(columns, _missing_calls(measures, marked, window).T, strict=True)
     )
     ranks, rank_place = np.unique(rank, return_inverse=True)
     steps, step_place = np.unique(step, return_inverse=True)
@@ -227,8 +227,10 @@ def _step_durations(trace: Trace) -> dict[tuple[int, int], int]:
 
 
 def _typical_step(durations: dict[tuple[int, int], int], number: int, window: tuple[int, int]) -> float:
-    own = [duration for (_, step), duration in durations.items() if step == number]
-    return float(median(np.array(own, np.float64))) if own else float(max(window[1] - window[0], 0))
+    step_durations = [duration for (_, step), duration in durations.items() if step == number]
+    if not step_durations:
+        return float(max(window[1] - window[0], 0))
+    return float(median(np.array(step_durations, np.float64)))
 
 
 def _common_window(measures: Measures) -> tuple[int, int]:

@@ -65,9 +65,8 @@ class _Totals(NamedTuple):
     size: float
 
 
-def compare_work(trace: Trace, on_device: bool, company: tuple[int, Sequence[int]], steps: Sequence[int]) -> Work:
-    """`company` is the rank and its peers; without steps the whole traces are compared."""
-    rank, peers = company
+def compare_work(trace: Trace, on_device: bool, rank: int, peers: Sequence[int], steps: Sequence[int]) -> Work:
+    """Without steps the whole traces are compared."""
     ranks = ", ".join(str(int(one)) for one in (rank, *peers))
     marked = [str(int(step)) for step in steps if step >= 0]
     chosen = f"rank IN ({ranks})" + (f" AND step IN ({', '.join(marked)})" if marked else "")
@@ -77,9 +76,12 @@ def compare_work(trace: Trace, on_device: bool, company: tuple[int, Sequence[int
         totals_of.setdefault(name, {})[one] = _Totals(*totals)
     works = [_named(name, by_rank, rank, peers) for name, by_rank in totals_of.items()]
     sized = [work for work in works if work.peers_size]
-    own, theirs = (sum(work.own_calls * work.own_ns for work in works), sum(w.peers_calls * w.peers_ns for w in works))
+    late_rank_ns, theirs = (
+        sum(work.own_calls * work.own_ns for work in works),
+        sum(w.peers_calls * w.peers_ns for w in works),
+    )
     return Work(
-        time_ratio=own / theirs if theirs > 0 else 0.0,
+        time_ratio=late_rank_ns / theirs if theirs > 0 else 0.0,
         count_share=_share(sum(work.by_count_ns for work in works), works),
         size_share=_share(sum(work.by_size_ns for work in sized), sized),
         by_name=tuple(sorted(works, key=lambda work: -work.longer_ns)),
@@ -93,7 +95,7 @@ def _share(explained_ns: float, works: Sequence[NamedWork]) -> float:
 
 def _named(name: str, by_rank: dict[int, _Totals], rank: int, peers: Sequence[int]) -> NamedWork:
     none = _Totals(0.0, 0.0, 0.0)
-    own = by_rank.get(rank, none)
+    late_rank = by_rank.get(rank, none)
     theirs = _Totals(*median(np.asarray([by_rank.get(peer, none) for peer in peers], np.float64)).tolist())
-    means = [(one.total_ns / max(one.n, 1), one.size / max(one.n, 1)) for one in (own, theirs)]
-    return NamedWork(name, own.n, theirs.n, means[0][0], means[1][0], means[0][1], means[1][1])
+    means = [(one.total_ns / max(one.n, 1), one.size / max(one.n, 1)) for one in (late_rank, theirs)]
+    return NamedWork(name, late_rank.n, theirs.n, means[0][0], means[1][0], means[0][1], means[1][1])

@@ -1,4 +1,6 @@
-"""Findings that are new, gone or changed. The same finding: the same rule, about the same code and kind of group."""
+"""Findings that are new, gone or changed. The same finding: the same rule, about the same code and kind of group, for
+the same cause.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,23 @@ def _group(finding: Finding) -> str:
     return finding.group.desc or finding.group.name if finding.group else ""
 
 
+def _basename(finding: Finding) -> tuple[str, str]:
+    file, function = _place(finding)
+    return PurePath(file).name, function
+
+
+def _cause(finding: Finding) -> str:
+    return str(finding.evidence.facts.get("cause", ""))
+
+
 def _place(finding: Finding) -> tuple[str, str]:
     return (finding.location.file, finding.location.function) if finding.location else ("", "")
 
 
 _LIKENESSES: Sequence[Callable[[Finding], Hashable]] = (
-    lambda finding: (finding.rule, finding.ranks, *_place(finding), _group(finding)),
-    lambda finding: (finding.rule, *_place(finding), _group(finding)),
-    lambda finding: (finding.rule, PurePath(_place(finding)[0]).name, _place(finding)[1], _group(finding)),
+    lambda finding: (finding.rule, _cause(finding), finding.ranks, *_place(finding), _group(finding)),
+    lambda finding: (finding.rule, _cause(finding), *_place(finding), _group(finding)),
+    lambda finding: (finding.rule, _cause(finding), _basename(finding), _group(finding)),
 )
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from itertools import groupby
 
 import numpy as np
 
-from rankscope.analyze.compile.ledger import total_times
 from rankscope.analyze.compile.sites import Site, sites_of
-from rankscope.analyze.compile.stall_sources import Delay, late_calls, late_steps
-from rankscope.analyze.derived import derived
+from rankscope.analyze.compile.stall_sources import Stall, stalls_of
 from rankscope.analyze.hangs.evidence import call_text, collective_ref, group_ref, group_text
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.analyze.hangs.waits import WaitingCall, wait_graph
 from rankscope.analyze.registry import Effect, Skipped, rule
 from rankscope.model.finding import Evidence, Finding, count_noun, format_duration, ranks_phrase
-from rankscope.model.tables import Array, Table, Trace
+from rankscope.model.tables import Table, Trace
 
-_EXPLAINS = 0.5  # of a delay: compiling that took less of it is not its cause
 _MAX_FINDINGS = 5
 _SLACK_NS = 60_000_000_000  # how far apart a log and a dump of one job may be
 
@@ -44,70 +41,14 @@ def compile_stall(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     if not any(trace.has(table) for table in ("collectives", "comms", "steps")):
         yield Skipped("no Flight Recorder dumps or profiler traces to compare with the torch.compile logs")
         return
-    compiled = derived(trace, Compiled)
     if trace.has("collectives"):
-        yield from _hangs(trace, compiled)
+        yield from _hangs(trace)
     reported: set[tuple[int, Site]] = set()
-    for kind, delays in _sources(trace):
-        stalls = [stall for delay in delays if (stall := compiled.explain(delay)) is not None]
+    for kind, stalls in groupby(stalls_of(trace), lambda stall: stall.kind):
         new = [stall for stall in stalls if (stall.delay.rank, stall.site) not in reported]
         for site, at_site in _most_expensive(new):
             reported.update((stall.delay.rank, site) for stall in at_site)
             yield _finding(kind, site, at_site)
-
-
-def _sources(trace: Trace) -> Iterator[tuple[str, list[Delay]]]:
-    if trace.has("collectives") or trace.has("comms"):
-        yield "call", late_calls(trace)
-    if trace.has("steps"):
-        yield "step", late_steps(trace)
-
-
-class Stall(NamedTuple):
-    """A delay, and what was compiled during it."""
-
-    delay: Delay
-    site: Site
-    compile_id: str
-    compiled_ns: int
-
-
-class Compiled:
-    """When each rank was compiling what, on its host's clock."""
-
-    def __init__(self, trace: Trace) -> None:
-        table = trace.table("compilations")
-        self.sites, self.ids = sites_of(trace).of_row, table.text("compile_id")
-        start, duration = table.array("start_ns"), total_times(trace)
-        rows = np.flatnonzero((start > 0) & (duration > 0))
-        self.start, self.end = start, start + duration
-        self.rows: dict[int, Array] = {
-            rank: rows[table.array("rank")[rows] == rank] for rank in set(table.array("rank")[rows].tolist())
-        }
-
-    def explain(self, delay: Delay) -> Stall | None:
-        """What the rank compiled during the delay, if that is most of it."""
-        rows = self.rows.get(delay.rank)
-        if rows is None:
-            return None
-        low, high = np.maximum(self.start[rows], delay.start_ns), np.minimum(self.end[rows], delay.end_ns)
-        inside = np.flatnonzero(high > low)
-        if not len(inside) or _covered(low[inside], high[inside]) < _EXPLAINS * delay.lost_ns:
-            return None
-        spent: dict[Site, int] = defaultdict(int)
-        for at in inside.tolist():
-            spent[self.sites[rows[at]]] += int(high[at] - low[at])
-        main = max(spent, key=lambda site: spent[site])
-        longest = max((at for at in inside.tolist() if self.sites[rows[at]] == main), key=lambda at: high[at] - low[at])
-        return Stall(delay, main, self.ids[int(rows[longest])], spent[main])
-
-
-def _covered(low: Array, high: Array) -> int:
-    """The length of the union: forward, backward and what runs alongside them may overlap."""
-    order = np.argsort(low, kind="stable")
-    low, high = low[order], np.maximum.accumulate(high[order])
-    reached = np.concatenate([low[:1], high[:-1]])
-    return int(np.maximum(high - np.maximum(low, reached), 0).sum())
 
 
 def _most_expensive(stalls: Iterable[Stall]) -> list[tuple[Site, list[Stall]]]:
@@ -167,7 +108,7 @@ def _title(kind: str, ranks: tuple[int, ...], lost_ns: int, n_times: int) -> str
     return f"{who} kept {peers} waiting for {lost}" + (f", {n_times} times," if n_times > 1 else "")
 
 
-def _hangs(trace: Trace, compiled: Compiled) -> Iterator[Finding]:
+def _hangs(trace: Trace) -> Iterator[Finding]:
     """Ranks that never joined a call others wait in, and whose log ends inside a compilation."""
     unfinished = _unfinished(trace)
     if not unfinished:
@@ -176,7 +117,7 @@ def _hangs(trace: Trace, compiled: Compiled) -> Iterator[Finding]:
     for rank, calls in sorted(wait_graph(trace).absent_ends().items()):
         if rank in unfinished:
             call = min(calls, key=lambda call: int(view.created[view.rows_of_match(call.match)].min()))
-            yield _hang_finding(view, rank, call, unfinished[rank], compiled)
+            yield _hang_finding(view, rank, call, unfinished[rank])
 
 
 def _unfinished(trace: Trace) -> dict[int, int]:
@@ -197,10 +138,11 @@ def _logs_by_file(logs: Table) -> dict[int, tuple[int, int]]:
     return dict(zip(logs.array("file_id").tolist(), spans, strict=True))
 
 
-def _hang_finding(view: JobView, rank: int, call: WaitingCall, row: int, compiled: Compiled) -> Finding:
-    site, compile_id = compiled.sites[row], compiled.ids[row]
+def _hang_finding(view: JobView, rank: int, call: WaitingCall, row: int) -> Finding:
+    compilations = view.trace.table("compilations")
+    site, compile_id = sites_of(view.trace).of_row[row], compilations.text("compile_id")[row]
     waiting_row = int(view.rows_of_match(call.match)[0])
-    since = int(compiled.start[row])
+    since = int(compilations.array("start_ns")[row])
     waited = max(view.last_activity_ns - int(view.created[waiting_row]), 0)
     compiling = f"[{compile_id}] started {format_duration(view.last_activity_ns - since)} before the last activity"
     n_waiting = count_noun(len(call.waiting), "peer")

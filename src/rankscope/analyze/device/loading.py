@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rankscope.analyze.chance import explains, without_core
 from rankscope.analyze.device.events import DATA_LOADER
 from rankscope.analyze.device.losses import StepLoss, shared_losses, verb
 from rankscope.analyze.device.lost_time import Losses
@@ -17,8 +18,12 @@ _IN_PROCESS = "_SingleProcessDataLoaderIter"  # what torch's DataLoader is witho
 
 
 def _keeps_a_device_waiting(trace: Trace, losses: Losses) -> bool:
-    """On a CPU the host does the work itself: loading a batch is part of it, unless it takes much of the step."""
-    return trace.has("kernels") or (losses.cost_pct or 0) >= _MUCH_PCT
+    """On a CPU the host does the work itself: loading a batch is part of it, unless it takes much of the step, and for
+    another reason than that no core is free.
+    """
+    worst = losses.ranks[0]
+    is_crowded = explains(without_core(trace, worst.rank), worst.share)
+    return trace.has("kernels") or ((losses.cost_pct or 0) >= _MUCH_PCT and not is_crowded)
 
 
 @rule("P303", "data-loading", needs=("profiles", "annotations"))
@@ -39,7 +44,8 @@ def data_loading(trace: Trace) -> Iterator[Finding | Effect]:
     What could fool it: data loaders are recognized by their names (enumerate(DataLoader), dataloader, next_batch, ...):
     one with another name shows up as a busy host instead (P301). If an iterator prefetches on the device, its work runs
     while the host is in the loader: then the device is busy and this rule reports nothing. Without a device the host
-    does all the work: there, less than a quarter of the step is only a note.
+    does all the work: there, less than a quarter of the step is only
+    a note, and so is a wait on a machine that has no core free.
     """
     steps = trace.table("step_breakdown")
     losses = shared_losses(StepLoss.of_table(steps, "data_loader_ns"))

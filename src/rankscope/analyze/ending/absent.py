@@ -36,19 +36,18 @@ _INIT = "init_process_group"
 
 @rule("H117", "never-at-init", needs=("thread_stacks",))
 def never_at_init(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """A rank never called init_process_group, and the others waited for it there.
+    """A rank never called init_process_group, where the others were waiting for it.
 
-    What it means: all ranks must call init_process_group before any of them returns from it. The others are victims:
-    their exception or their wait is the effect.
+    What it means: init_process_group returns only after all ranks have called it. The ranks that are waiting in it, or
+    that timed out there, are victims.
 
-    Why it happens: a download, a file lock or a long computation before it on one rank; a rank that was started with
-    other settings, or not at all.
+    Why it happens: a download, a file lock or a long computation before the call on one rank; a rank that was started
+    with different settings, or not at all.
 
-    What to do: look at the line where the missing rank is. Do slow work after init_process_group, or give it a longer
+    What to do: look at the line where the missing rank is. Move slow work after init_process_group, or give it a longer
     timeout.
 
-    What could fool it: a rank that calls init_process_group of another world, with another address or port, waits there
-    too.
+    What could fool it: a rank that calls init_process_group with a different address or port waits there as well.
     """
     if ended_well(trace):
         yield Skipped("the job ended normally")
@@ -66,10 +65,11 @@ def never_at_init(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     first = places(others)[0][0]
     where, is_in = standing_text(trace, first), "it is in" if len(ranks) == 1 else "they are in"
     raised = first.reason if first.rank in endings_of(trace) else ""
-    title = f"{who} never called init_process_group, where {peers} waited: {is_in} {where}"
+    title = f"{who} never called init_process_group, where {peers} {_was(waiting)} waiting: {is_in} {where}"
     advice = f"find out why rank {first.rank} does not leave {where}"
     if raised:
-        title = f"rank {first.rank} raised {raised}; it never called init_process_group, where {peers} waited"
+        peers_waited = f"{peers} {_was(waiting)} waiting"
+        title = f"rank {first.rank} raised {raised}; it never called init_process_group, where {peers_waited}"
         advice = f"fix the exception on rank {first.rank} in {where}"
     yield Finding(
         severity="error",
@@ -83,13 +83,17 @@ def never_at_init(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
                 f"the main thread of rank {first.rank} {'was' if raised else 'is'} in {where}",
                 *_gave_up_lines(trace, waiting),
             ),
-            likely=(f"{peers} waited for {who}",),
+            likely=(f"{peers} {_was(waiting)} waiting for {who}",),
             stacks=(*standing_stacks(trace, others, "now"), *standing_stacks(trace, waiting, "waiting")),
             n_blocked=len(waiting),
         ),
         help=advice,
         action="fix-first" if raised else "",
     )
+
+
+def _was(waiting: Sequence[object]) -> str:
+    return "was" if len(waiting) == 1 else "were"
 
 
 def _is_in_init(trace: Trace, standing: Standing) -> bool:
@@ -108,18 +112,18 @@ def _gave_up_lines(trace: Trace, standings: Sequence[Standing]) -> tuple[str, ..
 
 @rule("H118", "exit-hang", needs=("thread_stacks",))
 def exit_hang(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """A rank's process does not end, although its process groups are gone.
+    """A rank's process does not exit, although its process groups are gone.
 
-    What it means: the rank has destroyed its process groups, or its main thread has left the program and the
-    interpreter waits for threads. The launcher waits for the process.
+    What it means: the rank has destroyed its process groups, or its main thread has finished and the interpreter is
+    waiting for other threads. The launcher is waiting for the process.
 
-    Why it happens: a thread that is no daemon and never ends (an uploader, a logger, a pool), an upload or a clean-up
-    that hangs, a child process that is waited for.
+    Why it happens: a non-daemon thread that never ends (an uploader, a logger, a pool), an upload or cleanup that
+    hangs, a child process that does not exit.
 
-    What to do: look at the line of the thread that is named. Make it a daemon, or stop it before the program
-    does.
+    What to do: look at the line where the named thread is. Make the thread a daemon, or stop it before the program
+    ends.
 
-    What could fool it: an evaluation or an upload after the last collective may take long without hanging.
+    What could fool it: an evaluation or upload after the last collective may take a long time without hanging.
     """
     if ended_well(trace):
         yield Skipped("the job ended normally")
@@ -134,19 +138,21 @@ def exit_hang(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     threads = list(_user_threads(trace, first)) if is_exit else []
     ranks = tuple(sorted(each.rank for each in late))
     who = ranks_phrase(ranks)
-    does = "does not end" if len(ranks) == 1 else "do not end"
+    does = "does not exit" if len(ranks) == 1 else "do not exit"
     location: Location | None
     if threads:
-        name, place, stacks = threads[0]
-        location = place
-        what = f"{who} {does}: the interpreter waits for thread {name}, which is in {place_text(place)}"
-        advice = f"make thread {name} a daemon, or stop it: it does not leave {place_text(place)}"
+        name, thread_location, stacks = threads[0]
+        location = thread_location
+        what = f"{who} {does}: the interpreter is waiting for {name}, which is in {place_text(thread_location)}"
+        advice = (
+            f"stop that thread before the program ends, or make it a daemon: it stays in {place_text(thread_location)}"
+        )
     else:
         location = location_of_standing(trace, first)
         stacks = standing_stacks(trace, late)
         what = f"{who} {does} after destroy_process_group: it is in {standing_text(trace, first)}"
         if is_exit:
-            what = f"{who} {does}: the interpreter waits for its threads"
+            what = f"{who} {does}: the interpreter is waiting for its threads"
         advice = f"find out why rank {first.rank} does not leave {standing_text(trace, first)}"
     yield Finding(
         severity="error" if is_stall else "warning",
@@ -155,7 +161,7 @@ def exit_hang(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
         ranks=ranks,
         location=location,
         evidence=Evidence(
-            certain=("all recorded calls of these ranks completed before",),
+            certain=(f"all recorded calls of {who} completed before that",),
             notes=tuple(f"the stacks were written because: {each.reason}" for each in late[:1]),
             stacks=stacks,
         ),
@@ -175,26 +181,26 @@ def _user_threads(trace: Trace, standing: Standing) -> Iterator[tuple[str, Locat
     """Other threads of the rank at the same moment that are in the user's code."""
     for row in threads_beside(trace, standing):
         frames, n_hidden = user_part(trace, row["stack_id"])
-        name = row["thread_name"] or "(unnamed)"
-        label = f"thread {name} of rank {standing.rank}"
+        name = f"thread {row['thread_name']}" if row["thread_name"] else "an unnamed thread"
+        label = f"{name} of rank {standing.rank}"
         yield name, frame_location(trace, row["site_id"]), (StackGroup((standing.rank,), label, frames, n_hidden),)
 
 
 @rule("H119", "left-early", needs=("manifests", "collectives", "groups"))
 def left_early(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """A rank ended by itself, while the others were waiting for it in a collective.
+    """A rank exited on its own, while the others were waiting for it in a collective.
 
-    What it means: the rank left its training loop, or the program, without an exception. Its peers made one call more
-    and failed, or wait: they are victims.
+    What it means: the rank left its training loop, or the program, without an exception. Its peers made one more call
+    and failed there or are waiting in it: they are victims.
 
-    Why it happens: a data loader with fewer batches on this rank (uneven inputs), a step that the rank left out (a loss
+    Why it happens: a data loader with fewer batches on this rank (uneven inputs), a step that the rank skipped (a loss
     that is not finite), a return or sys.exit on one rank only.
 
     What to do: give all ranks the same number of batches (drop_last, a sampler that pads, DDP's join()), and let all
-    ranks decide together to leave out a step or to end.
+    ranks decide together when to skip a step or stop.
 
-    What could fool it: calls that the recorder does not see. Where a call was left out cannot be seen when all calls
-    look alike.
+    What could fool it: calls that the recorder does not see. If all calls look alike, the data does not show which one
+    was skipped.
     """
     if ended_well(trace):
         yield Skipped("the job ended normally")
@@ -227,30 +233,34 @@ def _describe_leavers(trace: Trace, leavers: list[int], waiting: list[int]) -> F
     steps = dict(zip(manifests.array("rank").tolist(), manifests.array("n_steps").tolist(), strict=True))
     n_steps, code = steps.get(leavers[0], 0), rank_codes(trace).get(leavers[0], MISSING)
     job_code = int(manifests.array("exit_code").max(initial=MISSING))
-    own, last = view.rows_of(leavers[0]), view.rows_of(waiting[0])
-    call = int(last[len(own)]) if len(last) > len(own) else int(last[-1])
+    leaver_rows, last = view.rows_of(leavers[0]), view.rows_of(waiting[0])
+    call = int(last[len(leaver_rows)]) if len(last) > len(leaver_rows) else int(last[-1])
     after = f" after {count_noun(n_steps, 'step')}" if n_steps > 0 else ""
     with_code = f" with exit code {code}" if code not in (0, MISSING) else ""
-    notes = [f"the job ended with exit code {job_code}, which may be {who}'s own"] if 1 < job_code < 128 else []
+    notes = [f"the job ended with exit code {job_code}, which may be that of {who}"] if 1 < job_code < 128 else []
     notes += [f"rank {rank} made {count_noun(steps[rank], 'step')}" for rank in waiting[:2] if steps.get(rank, 0) > 0]
-    frames, n_hidden = user_part(trace, int(view.calls.array("stack_id")[int(own[-1])])) if len(own) else ((), 0)
-    made = f"rank {leavers[0]} made {count_noun(len(own), 'call')}, rank {waiting[0]} made {len(last):,}"
+    frames, n_hidden = (
+        user_part(trace, int(view.calls.array("stack_id")[int(leaver_rows[-1])])) if len(leaver_rows) else ((), 0)
+    )
+    made = f"rank {leavers[0]} made {count_noun(len(leaver_rows), 'call')}, rank {waiting[0]} made {len(last):,}"
     lasts = (
-        (f"its last call is {call_text(view, int(own[-1]))} in {site_text(view, int(own[-1]))}",) if len(own) else ()
+        (f"its last call is {call_text(view, int(leaver_rows[-1]))} in {site_text(view, int(leaver_rows[-1]))}",)
+        if len(leaver_rows)
+        else ()
     )
     return Finding(
         severity="error",
         certainty="certain" if with_code else "likely",
-        title=f"{who} ended by itself{after}{with_code}, while {peers} {was} waiting in {call_text(view, call)}",
+        title=f"{who} exited on its own{after}{with_code}, while {peers} {was} waiting in {call_text(view, call)}",
         ranks=tuple(leavers),
         location=frames[0] if frames else None,
         peer_location=location_of_standing(trace, standings_of(trace)[waiting[0]]),
         evidence=Evidence(
             certain=(made, *lasts),
-            likely=("its loop ended early (fewer batches), or it left out the calls of a step",),
+            likely=("its loop ended early (fewer batches), or it skipped the calls of a step",),
             notes=(*notes, *(f"it printed last: {line}" for line in last_words(trace, leavers[0]))),
             stacks=(StackGroup((leavers[0],), f"last call of rank {leavers[0]}", frames, n_hidden),) if frames else (),
             n_blocked=len(waiting),
         ),
-        help="give all ranks the same number of batches, and let all of them decide together to leave out a step",
+        help="give all ranks the same number of batches, and let them decide together when to skip a step",
     )

@@ -66,10 +66,10 @@ def _find_deaths(trace: Trace) -> list[Death]:
     raised = set(endings_of(trace))
     if raised:
         return []  # an exception says more, and its rule reports it
-    own = [rank for rank, code in codes.items() if _is_own(code) and rank not in victims]
-    ended = [rank for rank in own if codes[rank] != _SIGNALLED + signal.SIGKILL]
+    unprompted = [rank for rank, code in codes.items() if _is_own(code) and rank not in victims]
+    ended = [rank for rank in unprompted if codes[rank] != _SIGNALLED + signal.SIGKILL]
     # A launcher kills what does not end when it is asked to: after another rank has ended, SIGKILL says nothing.
-    chosen = ended or [rank for rank in own if rank not in _asked_to_end(trace)]
+    chosen = ended or [rank for rank in unprompted if rank not in _asked_to_end(trace)]
     if chosen:
         return [Death(rank, codes[rank], None, True) for rank in sorted(chosen)]
     return list(_gone(trace, victims))

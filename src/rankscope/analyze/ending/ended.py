@@ -23,29 +23,29 @@ from rankscope.model.tables import MISSING, Trace
 
 _WORDS = {
     signal.SIGSEGV: "a segmentation fault",
-    signal.SIGBUS: "a bus error, often a full /dev/shm or a file that became shorter",
+    signal.SIGBUS: "a bus error, often because /dev/shm is full or a mapped file was truncated",
     signal.SIGFPE: "an arithmetic error in native code",
-    signal.SIGILL: "an instruction that this processor does not have",
-    signal.SIGABRT: "native code that gave up (abort)",
+    signal.SIGILL: "an instruction that this processor does not support",
+    signal.SIGABRT: "native code called abort()",
 }
 _N_LAST_LINES = 3
 
 
 @rule("H116", "rank-ended", needs=("manifests",))
 def rank_ended(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """A rank's process ended on its own: by a signal, with an exit code, or without a word.
+    """A rank's process was killed, crashed or exited, while the others were still running.
 
-    What it means: the process was not stopped by the launcher and did not raise an exception that Python reports. The
-    other ranks failed afterwards, because the connection to it was gone.
+    What it means: the launcher did not stop the process, and no Python exception ended it. The other ranks failed
+    afterward, because they lost their connection to it.
 
     Why it happens: a crash in native code (the finding shows the Python line that called it), os._exit or sys.exit in
-    the program, the kernel's out-of-memory killer, a scheduler, somebody's kill.
+    the program, the kernel's out-of-memory killer, the scheduler, or someone who killed it.
 
-    What to do: for a crash, look at the line and the library that it calls. For SIGKILL, look at the memory of the host
-    and at dmesg. For an exit code, look for the code that chooses it.
+    What to do: after a crash, check the line and the library that it calls. After SIGKILL, check the host's memory and
+    dmesg. For an exit code, find the code that exits with it.
 
-    What could fool it: exit codes are seen only where the launcher is Python (torchrun, mp.spawn) or prints them. If
-    none is known, the rank is named because it wrote nothing at its end and others lost a peer.
+    What could fool it: exit codes are known only if the launcher is written in Python (torchrun, mp.spawn) or prints
+    them. Otherwise the rank is named because it wrote nothing when it ended and its peers lost their connection to it.
     """
     if ended_well(trace):
         yield Skipped("the job ended normally")
@@ -66,7 +66,7 @@ def _describe_death(trace: Trace, deaths: Sequence[Death]) -> Finding:
     certain = [f"its main thread was{where}"] if where else []
     certain += [f"its process ended with {_code_text(first)}"] if first.is_known else []
     if not first.is_known:
-        certain.append(f"{who} wrote nothing when it ended, and its peers lost the connection to it")
+        certain.append(f"{who} wrote nothing when it ended, and its peers lost their connection to it")
     likely, advice = _cause_of_death(trace, first, who)
     words = tuple(f"it printed last: {line}" for line in last_words(trace, first.rank))
     return Finding(
@@ -93,8 +93,8 @@ def _title_of_death(death: Death) -> str:
     if death.signal is not None:
         return f"was killed by {death.signal.name}" if death.is_known else f"was likely killed by {death.signal.name}"
     if death.code != MISSING:
-        return f"ended with exit code {death.code}" if death.is_known else f"likely ended with exit code {death.code}"
-    return "ended without a word: it was killed or left by os._exit"
+        return f"exited with code {death.code}" if death.is_known else f"likely exited with code {death.code}"
+    return "disappeared without a message: it was killed or called os._exit"
 
 
 def _code_text(death: Death) -> str:
@@ -109,7 +109,7 @@ def _cause_of_death(trace: Trace, death: Death, who: str) -> tuple[tuple[str, ..
         n_killed = int(trace.table("manifests").array("n_killed_for_memory").max(initial=MISSING))
         if n_killed > 0:
             n_processes = count_noun(n_killed, "process", "processes")
-            said = f"the kernel killed {n_processes} of this container for lack of memory"
+            said = f"the kernel killed {n_processes} of this container because memory ran out"
             return (said, followed), f"give the job more memory, or make {who} use less"
         return (followed,), f"find out who killed {who}: dmesg on its host (out of memory), the scheduler's log"
     if death.signal == signal.SIGTERM:
@@ -141,20 +141,20 @@ def _refused_by_gloo(trace: Trace, deaths: Sequence[Death]) -> Finding | None:
             evidence=Evidence(certain=(f"gloo said: {said}",), stacks=stacks),
             help="compare the calls of all ranks at this line: same operation, same sizes, same order",
         )
-    rank, (call, place, location) = next(iter(odd.items()))
+    rank, (call, site, location) = next(iter(odd.items()))
     return Finding(
         severity="error",
         certainty="likely",
-        title=f"rank {rank} called {call} in {place}, which does not fit what rank {victim.rank} called",
+        title=f"rank {rank} called {call} in {site}, which does not match the call of rank {victim.rank}",
         ranks=(rank,),
         location=location,
         peer_location=location_of_standing(trace, victim.standing) if victim.standing else None,
         evidence=Evidence(
             certain=(f"gloo aborted rank {victim.rank}{where}, and said: {said}",),
-            likely=(f"rank {rank} never made this call before",),
+            likely=(f"rank {rank} had never made this call before",),
             stacks=stacks,
         ),
-        help=f"make rank {rank} call the same as its peers, with the same sizes",
+        help=f"make rank {rank} call the same operation as its peers, with the same sizes",
     )
 
 
@@ -179,8 +179,8 @@ def last_words(trace: Trace, rank: int) -> list[str]:
     events = trace.table("log_events")
     kinds, ranks = events.text("kind").tolist(), events.array("rank").tolist()
     texts = events.text("text").tolist()
-    own = [texts[row] for row, kind in enumerate(kinds) if kind == "last-output" and ranks[row] == rank]
-    return [text.strip()[:200] for text in own[-_N_LAST_LINES:] if text.strip()]
+    last_outputs = [texts[row] for row, kind in enumerate(kinds) if kind == "last-output" and ranks[row] == rank]
+    return [text.strip()[:200] for text in last_outputs[-_N_LAST_LINES:] if text.strip()]
 
 
 def _memory_notes(trace: Trace, rank: int) -> tuple[str, ...]:
@@ -204,27 +204,29 @@ def _last_call(trace: Trace, rank: int) -> tuple[str, ...]:
 def job_failed(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """The job failed, and nothing in the capture shows why.
 
-    What it means: the launcher ended with an error, but no rank raised an exception that was seen, crashed, or left a
-    dump that shows a hang.
+    What it means: the launcher ended with an error, but no rank is known to have crashed or raised an exception, and
+    no dump shows a hang.
 
-    Why it happens: the program chose the exit code itself, it failed before a rank began, or the launcher failed.
+    Why it happens: the program exited with this code on purpose, it failed before any rank started, or the launcher
+    failed.
 
     What to do: read the end of the job's output.
 
-    What could fool it: a script that ends with an error although its training succeeded.
+    What could fool it: a script that exits with an error although training succeeded.
     """
     code = int(trace.table("manifests").array("exit_code").max(initial=MISSING))
     if code in (0, MISSING):
         return
     number = code - 128
-    by = f"a signal ({signal.Signals(number).name})" if number in set(signal.Signals) else f"exit code {code}"
+    is_signal = number in set(signal.Signals)
+    ending = f"was killed by {signal.Signals(number).name}" if is_signal else f"ended with exit code {code}"
     is_asked = number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     codes = {rank: each for rank, each in rank_codes(trace).items() if each}
-    own_codes = tuple(f"rank {rank} ended with exit code {each}" for rank, each in sorted(codes.items())[:4])
+    own_codes = tuple(f"rank {rank} exited with code {each}" for rank, each in sorted(codes.items())[:4])
     yield Finding(
         severity="info" if is_asked else "error",
         certainty="certain",
-        title=f"the job ended with {by}; the traces do not show why",
+        title=f"the job {ending}; the traces do not show why",
         evidence=Evidence(certain=own_codes),
         help="read the end of the job's output; it is kept in the folder as output_host_*",
     )

@@ -1,4 +1,4 @@
-"""H121: a rank came to a collective after the others had given up."""
+"""H121: a rank reached a collective after the others had given up."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from rankscope.model.tables import MISSING, Trace
 
 @rule("H121", "late-joiner", needs=("thread_stacks", "collectives", "groups"))
 def late_joiner(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """A rank made a call after its peers had waited for it in vain and failed.
+    """A rank made a call only after its peers had given up waiting for it.
 
-    What it means: the dumps show that all ranks made the call, but one of them came when the others had given up. Their
-    timeout is the effect. The late rank then fails too, because its peers are gone.
+    What it means: the dumps show that all ranks made the call, but one of them was so late that the others had timed
+    out. Their timeout is the effect. The late rank then fails too, because its peers are gone.
 
     Why it happens: something on this rank took longer than the timeout of the process group: a checkpoint, a data
     loader, an evaluation, a compilation, a file lock.
 
     What to do: look at what the rank did before the call. Give the process group a longer timeout if that is expected.
 
-    What could fool it: clocks of hosts that differ by more than the timeout.
+    What could fool it: host clocks that differ by more than the timeout.
     """
     if ended_well(trace):
         yield Skipped("the job ended normally")
@@ -66,7 +66,7 @@ def _describe(trace: Trace, view: JobView, row: int, late: int) -> Finding:
     return Finding(
         severity="error",
         certainty="likely",
-        title=f"rank {culprit} came to {call} {behind} after rank {victim}, which had given up"
+        title=f"rank {culprit} reached {call} {behind} after rank {victim}, which had given up"
         + (f": it was in {where}" if where else ""),
         ranks=(culprit,),
         group=group_ref(view, int(view.group[row])),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rankscope.analyze.hangs.programs import Departure
-from rankscope.analyze.hangs.view import JobView, may_hold_more, ranks_gone_on
+from rankscope.analyze.hangs.view import JobView, may_hold_more, ranks_gone_on, ranks_unreadable
 from rankscope.analyze.hangs.waits import Cycle, WaitGraph, WaitingCall
 from rankscope.analyze.manifests import ranks_elsewhere
 from rankscope.model.finding import Certainty
@@ -208,7 +208,7 @@ def from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
         return
     # A rank that wrote a file, however damaged, was alive; it is suspected only where no other can be.
     possible = set(held) - view.has_file or set(held)
-    far = ranks_elsewhere(view.trace)
+    far, unreadable = ranks_elsewhere(view.trace), ranks_unreadable(view.trace)
     gone = {rank for members in view.members for rank in members} - view.has_file - view.dumped
     while possible:
         calls = {call.match: call for rank in possible for call in held[rank]}.values()
@@ -219,12 +219,13 @@ def from_unknown(view: JobView, graph: WaitGraph) -> Iterator[Cause]:
             if possible <= together and went_together(view, together):
                 suspects = sorted(together)
                 break
+        is_open = len(view.dumped) == 1 < len(suspects) or set(suspects) <= far or set(suspects) <= unreadable
         cause = Cause(
             rule="rank-lost",
             ranks=tuple(suspects),
             group=first.group,
             seq=first.seq,
-            certainty="possible" if len(view.dumped) == 1 < len(suspects) or set(suspects) <= far else "likely",
+            certainty="possible" if is_open else "likely",
             time_ns=first_join(view, first),
             match=first.match,
             peer_row=view.first_waiting[first.waiting[0]],
@@ -275,7 +276,8 @@ def silent_losses(view: JobView) -> Iterator[Cause]:
     """Ranks that left no dump and likely died, where the backend does not record how calls end."""
     backends = set(view.calls.text("backend").values)
     members = {rank for members in view.members for rank in members}
-    missing = sorted(members - view.dumped - ranks_gone_on(view.trace) - ranks_elsewhere(view.trace))
+    known = view.dumped | ranks_gone_on(view.trace) | ranks_elsewhere(view.trace) | ranks_unreadable(view.trace)
+    missing = sorted(members - known)
     if may_hold_more(view.trace):
         return
     if not missing or not backends <= {"gloo", "", *view.blind_groups.values()} or not len(view.calls):

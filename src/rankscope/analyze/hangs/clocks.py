@@ -70,9 +70,9 @@ def _estimated(ranks: Table, calls: Table) -> Offsets | None:
     chosen = np.sort(np.argsort(-counts, kind="stable")[:_MAX_EVENTS])
     column = np.full(len(distinct), -1, np.int64)
     column[chosen] = np.arange(len(chosen))
-    place = np.full(int(ranks.array("rank").max(initial=0)) + 1, -1, np.int64)
-    place[ranks.array("rank")] = np.arange(len(ranks))
+    row_of_rank = np.full(int(ranks.array("rank").max(initial=0)) + 1, -1, np.int64)
+    row_of_rank[ranks.array("rank")] = np.arange(len(ranks))
     keep = column[event] >= 0
     moments = np.zeros((len(ranks), len(chosen)), np.int64)
-    moments[place[calls.array("rank")[usable[keep]]], column[event[keep]]] = completed[usable[keep]]
+    moments[row_of_rank[calls.array("rank")[usable[keep]]], column[event[keep]]] = completed[usable[keep]]
     return estimate_offsets(ranks.text("host").tolist(), moments)

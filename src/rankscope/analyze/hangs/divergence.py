@@ -316,8 +316,8 @@ def _from_run(view: JobView, graph: WaitGraph, programs: Programs, departure: De
     has_skipped = departure.shift.kind == "skipped"
     group = int(view.group[first])
     if has_skipped:  # the reference may be of another group of the same role
-        own = [own for own in view.groups_of[rank] if programs.group_class[own] == programs.row_class[first]]
-        group = own[0] if own else group
+        wanted = programs.row_class[first]
+        group = next((each for each in view.groups_of[rank] if programs.group_class[each] == wanted), group)
     seq = int(view.seq[first])
     match = view.collective_match.get((group, seq), MISSING) if has_skipped and view.rank[first] != rank else MISSING
     rows = view.rows_of_match(match).tolist() if match != MISSING else []

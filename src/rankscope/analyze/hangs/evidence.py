@@ -9,7 +9,7 @@ from itertools import zip_longest
 import msgspec
 import numpy as np
 
-from rankscope.analyze.hangs.view import JobView
+from rankscope.analyze.hangs.view import JobView, ranks_cut
 from rankscope.model.call_text import describe_shapes, describe_types
 from rankscope.model.finding import (
     CollectiveRef,
@@ -237,7 +237,8 @@ def _cell_parts(view: JobView, group: int, seq: int, rank: int, with_line: bool)
     window = view.window(group, rank)
     if window.has_not_joined(seq):
         return ("not called",)
-    return ("dropped from the ring",) if window.known else ("unknown",)
+    is_dropped = window.known and rank not in ranks_cut(view.trace)
+    return ("dropped from the ring",) if is_dropped else ("unknown",)
 
 
 def _aligned(cells: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def resolve_groups(trace: Trace) -> dict[str, Table]:
     groups = sorted(dict.fromkeys(best), key=_group_order)
     number = {group: position for position, group in enumerate(groups)}
     group_ids = np.array([number[group] for group in made], np.int32)[life_of_row]
-    peers = _global_peers(groups, group_ids, calls.array("peer"))
+    peers = _global_peers(groups, group_ids, calls, trace)
     calls = calls.replaced({"group_id": group_ids, "peer": peers})
     status = _named_status(trace, group_of)
     return {
@@ -75,13 +75,13 @@ def resolve_groups(trace: Trace) -> dict[str, Table]:
 
 def _generations(calls: Table, group_of_pair: Sequence[Group], pair_of_row: Array) -> Array:
     """For each call, which generation of its group it was made in; 0 throughout where none was made again."""
-    own = own_generations(calls, calls.array("rank"))
-    if not own.any():
-        return own
+    generation = own_generations(calls, calls.array("rank"))
+    if not generation.any():
+        return generation
     created = calls.array("created_ns")
     lives: dict[Group, dict[int, list[Life]]] = defaultdict(lambda: defaultdict(list))
-    n_lives = int(own.max()) + 1
-    keys, inverse = np.unique(pair_of_row * n_lives + own, return_inverse=True)
+    n_lives = int(generation.max()) + 1
+    keys, inverse = np.unique(pair_of_row * n_lives + generation, return_inverse=True)
     first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), MISSING, np.int64)
     np.minimum.at(first, inverse, created)
     np.maximum.at(last, inverse, created)
@@ -215,17 +215,26 @@ def _members_by_hash(name: str, users: Sequence[int], world: int, everyone: dict
     return None
 
 
-def _global_peers(groups: Sequence[Group], group_ids: Array, peers: Array) -> Array:
+def _global_peers(groups: Sequence[Group], group_ids: Array, calls: Table, trace: Trace) -> Array:
     """Dumps name the peer of a transfer by its position in the (unsorted) member list."""
+    peers = calls.array("peer")
     rows = np.flatnonzero(peers >= 0)
     if not len(rows):
         return peers
-    starts = np.cumsum([0, *(len(group.members) for group in groups)])
-    members = np.array([rank for group in groups for rank in group.members] + [MISSING], np.int32)
-    sizes = np.diff(starts)[group_ids[rows]]
-    position = np.where(peers[rows] < sizes, starts[:-1][group_ids[rows]] + peers[rows], len(members) - 1)
+    starts = np.cumsum([0, *(len(each.members) for each in groups)])
+    members = np.array([rank for each in groups for rank in each.members] + [MISSING], np.int32)
+    group = group_ids[rows]
+    position = np.where(peers[rows] < np.diff(starts)[group], starts[:-1][group] + peers[rows], len(members) - 1)
     mapped = peers.copy()
     mapped[rows] = members[position]
+    # Of members that only their calls show some may be absent, and then the positions are those of others. Nobody sends
+    # to itself.
+    is_wrong = np.zeros(len(groups), bool)
+    is_wrong[group[(mapped[rows] == calls.array("rank")[rows]) | (mapped[rows] == MISSING)]] = True
+    known = trace.table("ranks").array("rank")
+    is_partial = len(np.unique(known)) <= int(known.max(initial=-1))
+    is_inferred = np.array([each.inferred for each in groups], bool)
+    mapped[rows[(is_inferred & (is_wrong | is_partial))[group]]] = MISSING
     return mapped
 
 

@@ -214,8 +214,8 @@ def _lived_on(trace: Trace, rows: Array, match_of_row: Array, noticed: Array) ->
     ended = np.full(int(match_of_row[-1]) + 1, MISSING, np.int64)
     ends = calls.array("completed_ns")[rows[noticed]] - _clock_offsets(trace, rank[rows[noticed]])
     np.maximum.at(ended, match_of_row[noticed], ends)
-    own = alive[rank[rows]] - _clock_offsets(trace, rank[rows])
-    result: Array = (ended[match_of_row] > 0) & (own - ended[match_of_row] > _UNNOTICED_NS)
+    last_alive = alive[rank[rows]] - _clock_offsets(trace, rank[rows])
+    result: Array = (ended[match_of_row] > 0) & (last_alive - ended[match_of_row] > _UNNOTICED_NS)
     return result
 
 

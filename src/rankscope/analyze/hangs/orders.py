@@ -62,8 +62,8 @@ def _change_of(view: JobView, programs: Programs, rank: int) -> ScheduleChange |
     missing, extra = _difference(view, programs, current[n_same:], step[n_same:])
     if not missing and not extra:
         return None
-    place = min(n_same, len(step) - 1)
-    return ScheduleChange(rank, int(current[n_same]), int(step[place]), n_same, is_proven, missing, extra)
+    position = min(n_same, len(step) - 1)
+    return ScheduleChange(rank, int(current[n_same]), int(step[position]), n_same, is_proven, missing, extra)
 
 
 def _steps(view: JobView, rows: Array, tokens: Array, rank: int) -> Iterator[tuple[Array, list[Array]]]:

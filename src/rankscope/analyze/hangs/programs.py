@@ -139,7 +139,7 @@ class Programs:
         departure = self._best_explained(row, [*ahead, *repeated])
         if departure is not None:
             return departure
-        steps = [step for own in (row, peer) for step in self.earlier_steps(own) if step.tokens[:1] == (wanted,)]
+        steps = [step for start in (row, peer) for step in self.earlier_steps(start) if step.tokens[:1] == (wanted,)]
         candidates = [*ahead, *repeated, *steps, self._reference(peer, "siblings")]
         departure = self._best_explained(row, candidates)
         whole = self.view.signatures.whole
@@ -167,7 +167,7 @@ class Programs:
                 break
             places = longer
         nearest = np.lexsort((-places, np.abs(since_mark(tokens, places) - since_mark(tokens, len(tokens)))))
-        pasts = [self._past(int(before[place]), row) for place in places[nearest[:_MAX_STEPS]]]
+        pasts = [self._past(int(before[position]), row) for position in places[nearest[:_MAX_STEPS]]]
         return [replace(past, tokens=past.tokens * 2, rows=past.rows * 2, period=len(past.rows)) for past in pasts]
 
     def _furthest(self, row: int, others: Sequence[int]) -> list[Reference]:
@@ -197,7 +197,7 @@ class Programs:
             for back in range(1, n_alike + 1):
                 is_alike &= tokens[n_alike - back : len(tokens) - back] == tokens[-back]
             if is_alike.any():
-                return [int(before[place + n_alike]) for place in np.flatnonzero(is_alike)[::-1][:_MAX_PRECEDENTS]]
+                return [int(before[start + n_alike]) for start in np.flatnonzero(is_alike)[::-1][:_MAX_PRECEDENTS]]
         return []
 
     def earlier_steps(self, row: int) -> list[Reference]:
@@ -385,8 +385,9 @@ def _with_neighbors(view: JobView) -> Array:
     rows = np.flatnonzero(view.is_p2p & view.calls.text("role").equals("batch"))
     if not len(rows):
         return tokens
-    place = np.arange(len(tokens))
-    before = np.maximum.accumulate(np.where(view.is_member, -1, place))  # the newest call up to here that is no member
+    position = np.arange(len(tokens))
+    # The newest call up to here that is no member.
+    before = np.maximum.accumulate(np.where(view.is_member, -1, position))
     first = np.append(-1, before)[rows] + 1
     of_member = np.where(view.is_member, tokens * (distance + _HASH_FACTOR), np.uint64(0))
     running = np.append(np.uint64(0), np.cumsum(of_member))

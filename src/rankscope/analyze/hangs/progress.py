@@ -127,8 +127,8 @@ def _main_stacks(
 ) -> tuple[dict[int, tuple[int, ...]], dict[int, Location]]:
     """The newest stack of each rank's main thread, its frames by numbers that both readings share."""
     frames, stacks = trace.table("frames"), trace.table("stacks")
-    places = [(row["file"], row["line"], row["function"]) for row in frames.rows()]
-    numbers = np.array([known.setdefault(place, len(known)) for place in places], np.int64)
+    code_lines = [(row["file"], row["line"], row["function"]) for row in frames.rows()]
+    numbers = np.array([known.setdefault(line, len(known)) for line in code_lines], np.int64)
     lines: dict[int, list[int]] = {}
     order = np.lexsort((stacks.array("depth"), stacks.array("stack_id")))
     of_frames = numbers[stacks.array("frame_id")[order]].tolist()
@@ -142,7 +142,7 @@ def _main_stacks(
     for row in threads.take(np.flatnonzero(threads.array("is_main"))).rows():  # a later section is newer
         newest[row["rank"]] = tuple(lines.get(row["stack_id"], ()))
         if row["site_id"] != MISSING:
-            sites[row["rank"]] = Location(*places[row["site_id"]])
+            sites[row["rank"]] = Location(*code_lines[row["site_id"]])
     return newest, sites
 
 

@@ -88,13 +88,15 @@ def _common_prefixes(short: Sequence[int], long: Sequence[int]) -> list[int]:
     whole = [*short, None, *long]
     lengths = [0] * len(whole)
     left = right = 0  # the part found furthest to the right that equals the beginning
-    for place in range(1, len(whole)):
-        length = min(right - place, lengths[place - left]) if place < right else 0
-        while place + length < len(whole) and whole[length] == whole[place + length] and whole[length] is not None:
+    for position in range(1, len(whole)):
+        length = min(right - position, lengths[position - left]) if position < right else 0
+        while (
+            position + length < len(whole) and whole[length] == whole[position + length] and whole[length] is not None
+        ):
             length += 1
-        lengths[place] = length
-        if place + length > right:
-            left, right = place, place + length
+        lengths[position] = length
+        if position + length > right:
+            left, right = position, position + length
     return lengths[len(short) + 1 :]
 
 

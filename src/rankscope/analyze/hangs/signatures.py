@@ -39,10 +39,10 @@ def call_signatures(calls: Table, stacks: Table, frames: Table, group_sizes: Arr
     sizes: dict[Any, int] = {}
     dtypes: dict[Any, int] = {}
     size_of, dtype_of = np.empty(len(combined), np.int32), np.empty(len(combined), np.int32)
-    for place, row in enumerate(combined.tolist()):
+    for position, row in enumerate(combined.tolist()):
         op, *shapes = (column[row] for column in columns)
-        size_of[place] = sizes.setdefault(size_key(op, shapes[0], shapes[1]), len(sizes))
-        dtype_of[place] = dtypes.setdefault(dtype_key(op, shapes[2], shapes[3]), len(dtypes))
+        size_of[position] = sizes.setdefault(size_key(op, shapes[0], shapes[1]), len(sizes))
+        dtype_of[position] = dtypes.setdefault(dtype_key(op, shapes[2], shapes[3]), len(dtypes))
     op_codes = columns[0].codes.astype(np.int64)
     size_codes, dtype_codes = size_of[code].astype(np.int64), dtype_of[code].astype(np.int64)
     if group_sizes is not None:
@@ -74,8 +74,8 @@ def _even_where_parts_fit(calls: Table, codes: Array, keys: list[Any], group_siz
     is_same = [np.minimum.reduceat(side, starts) == np.maximum.reduceat(side, starts) for side in (parts, wholes)]
     bounds = np.append(starts, len(rows)).tolist()
     filled = codes.copy()
-    for place in np.flatnonzero(~is_same[0] & is_same[1]).tolist():
-        first, last = bounds[place], bounds[place + 1]
+    for position in np.flatnonzero(~is_same[0] & is_same[1]).tolist():
+        first, last = bounds[position], bounds[position + 1]
         if _make_up(parts[first:last], int(wholes[first]), int(group_sizes[group[first]])):
             filled[rows[first:last]] = codes[rows[first]]
     return filled

@@ -88,12 +88,13 @@ def _position(view: JobView, cause: Cause, sides: Sides) -> tuple[str, ...]:
         (view.calls.array("site_id"), f"came from a different line than on {whose}"),
         (view.signatures.point, f"came from a different caller than on {whose}"),
     ):
-        own, theirs = ({int(codes[row]) for row in rows} for rows in (sides.culprits, sides.peers))
-        if own.isdisjoint(theirs) and MISSING not in own | theirs:  # without a stack nothing is known of the line
+        culprits, theirs = ({int(codes[row]) for row in rows} for rows in (sides.culprits, sides.peers))
+        # Without a stack nothing is known of the line.
+        if culprits.isdisjoint(theirs) and MISSING not in culprits | theirs:
             return (f"{where} {call} {difference}",)
     whole = view.signatures.whole
-    own, theirs = ({int(whole[row]) for row in rows} for rows in (sides.culprits, sides.peers))
-    return (f"{where} {call} does not match the call of {whose}",) if own.isdisjoint(theirs) else ()
+    culprits, theirs = ({int(whole[row]) for row in rows} for rows in (sides.culprits, sides.peers))
+    return (f"{where} {call} does not match the call of {whose}",) if culprits.isdisjoint(theirs) else ()
 
 
 def _title(view: JobView, cause: Cause, shift: Shift, wrong_row: int) -> str:

@@ -339,14 +339,14 @@ def outside_waits(trace: Trace) -> dict[int, OutsideWait]:
 
 
 def _awaited(trace: Trace, standing: Standing) -> str:
-    places = [frame_location(trace, frame) for frame in _inside_user_code(frames_of(trace, standing), standing.site)]
-    if any(_OWN_HELPERS.search(place.file) for place in places):
+    locations = [frame_location(trace, frame) for frame in _inside_user_code(frames_of(trace, standing), standing.site)]
+    if any(_OWN_HELPERS.search(each.file) for each in locations):
         return ""
-    for place in places:
+    for location in locations:
         for pattern, what in _FRAMES:
-            if pattern.search(f"{place.file} {place.function}"):
+            if pattern.search(f"{location.file} {location.function}"):
                 return what
-    line = (source_line(places[-1]) or "") if len(places) == 1 else ""
+    line = (source_line(locations[-1]) or "") if len(locations) == 1 else ""
     calls = [
         f"{call['whose']}.{call['call']}()" for call in _LINE.finditer(line) if not _FOR_THREADS.search(call["whose"])
     ]

@@ -190,10 +190,10 @@ def _delays(view: JobView, rows: Array) -> Delays:
     latest = np.argmax(arrival, axis=0)
     # Who was itself held up in another group passes the delay on, but is not its origin; and a delay that lasts over
     # several collectives has its origin before the first of them.
-    own = np.diff(_own_time_ns(view)[rows], axis=1, prepend=0.0)
-    others = median(np.sort(own, axis=0)[:-1], axis=0)
+    working = np.diff(_own_time_ns(view)[rows], axis=1, prepend=0.0)
+    others = median(np.sort(working, axis=0)[:-1], axis=0)
     is_late = alone > max(_MIN_LATE_NS, _clock_error_ns(view, rows[:, 0]))
-    is_late &= own[latest, np.arange(rows.shape[1])] - others > alone / 2
+    is_late &= working[latest, np.arange(rows.shape[1])] - others > alone / 2
     return Delays(arrival, latest, alone, np.flatnonzero(is_late))
 
 
@@ -251,15 +251,16 @@ def _measure_own_time(trace: Trace) -> Array:
     matched, joined = matched[by_rank], joined[by_rank]
     starts = np.searchsorted(view.rank[matched], view.ranks, "left").tolist()
     ends = np.searchsorted(view.rank[matched], view.ranks, "right").tolist()
-    own = np.zeros(len(view.calls), np.float64)
+    working = np.zeros(len(view.calls), np.float64)
     for rank, start, end in zip(view.ranks, starts, ends, strict=True):
         rows = view.rows_of(rank)
         created = view.created[rows]
         # A rank that enqueues ahead waits for an older call than its previous one: what counts is who came when.
         joins = np.concatenate(([0], joined[start:end]))
         released = np.maximum(created[:-1], joins[np.searchsorted(joins, created[1:], "left") - 1])
-        own[rows[1:]] = np.cumsum(np.maximum(created[1:] - released, 0))  # before the first call nothing is recorded
-    return own
+        # Before the first call nothing is recorded.
+        working[rows[1:]] = np.cumsum(np.maximum(created[1:] - released, 0))
+    return working
 
 
 def _clock_error_ns(view: JobView, rows: Array) -> float:

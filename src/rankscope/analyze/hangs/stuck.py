@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analyze.hangs.cause import ROOTED, Cause, went_together
 from rankscope.analyze.hangs.evidence import call_text, group_text, site_text, stack_groups
-from rankscope.analyze.hangs.view import JobView, ranks_stale
+from rankscope.analyze.hangs.view import JobView, ranks_cut, ranks_stale, ranks_unreadable
 from rankscope.analyze.hangs.wording import (
     are_waiting,
     compare_with,
@@ -53,7 +53,8 @@ def rank_lost(trace: Trace) -> Iterator[Finding | Effect]:
     missing, add it to the folder and run again.
 
     What could fool it: if several dumps are missing, the data may not show which rank is the cause; all candidates are
-    named. If another cause is certain, missing dumps are only reported as D901.
+    named. If another cause is certain, missing dumps are only reported as D901. A dump that is here but damaged is no
+    sign of a lost rank: the title then says that it cannot be read, and what its rank did is unknown.
     """
     yield from findings_of(trace, "rank-lost", _describe_lost)
 
@@ -81,6 +82,7 @@ def _describe_lost(view: JobView, cause: Cause) -> Finding:
         they = "it" if len(cause.also_possible) == 1 else "they"
         notes = [f"{ranks_phrase(cause.also_possible)} left no dump either, but {they} blocked other ranks only later"]
     unit = went_together(view, set(cause.ranks))
+    is_unreadable = set(cause.ranks) <= ranks_unreadable(view.trace)
     died = f"{'its process' if is_one else 'the process of at least one of them'} died before it could write a dump"
     if unit:
         died = f"they failed together: these are {unit}"
@@ -89,7 +91,7 @@ def _describe_lost(view: JobView, cause: Cause) -> Finding:
         cause,
         len(peers),
         certain=certain,
-        likely=(died, *_last_seen(view, cause)),
+        likely=(*(() if is_unreadable else (died,)), *_last_seen(view, cause)),
         notes=notes,
         comparison=None if view.is_p2p[cause.peer_row] else compare_with(view, cause, peers),
         stacks=stack_groups(view, rows, "waiting"),
@@ -102,7 +104,21 @@ def _describe_lost(view: JobView, cause: Cause) -> Finding:
     if unit:
         advice = f"check the host of {ranks_phrase(cause.ranks)}: is it up, and what does dmesg show?"
     finding = make_finding(view, cause, title, evidence, advice)
-    return _on_other_nodes(view, cause, finding) if set(cause.ranks) <= ranks_elsewhere(view.trace) else finding
+    if set(cause.ranks) <= ranks_elsewhere(view.trace):
+        return _on_other_nodes(view, cause, finding)
+    return _with_damaged_dump(cause, finding, ending) if is_unreadable else finding
+
+
+def _with_damaged_dump(cause: Cause, finding: Finding, ending: str) -> Finding:
+    """A dump that cannot be read is no sign of an end: its rank may be dead, stuck, or in another call."""
+    culprits, is_one = ranks_phrase(cause.ranks), len(cause.ranks) == 1
+    note = f"{culprits} left a dump, which is damaged: whether {'it is' if is_one else 'they are'} lost is unknown"
+    return msgspec.structs.replace(
+        finding,
+        title=f"the dump{'' if is_one else 's'} of {culprits} cannot be read{ending}",
+        evidence=msgspec.structs.replace(finding.evidence, notes=(note, *finding.evidence.notes)),
+        help=f"copy the dump of rank {cause.ranks[0]} again; if the original is damaged too, read the rank's stderr",
+    )
 
 
 def _on_other_nodes(view: JobView, cause: Cause, finding: Finding) -> Finding:
@@ -176,6 +192,8 @@ def _describe_stuck(view: JobView, cause: Cause) -> Finding:
     last = "it recorded no calls" if n_culprits == 1 else "they recorded no calls"
     after = ""
     last_stack = stack_groups(view, [cause.culprit_row], "last call") if cause.culprit_row != MISSING else ()
+    if set(cause.ranks) <= ranks_cut(view.trace):
+        last = f"{'its dump is' if n_culprits == 1 else 'their dumps are'} damaged: only the counters are certain"
     if cause.culprit_row != MISSING:
         site = site_text(view, cause.culprit_row)
         whose = "its" if n_culprits == 1 else f"rank {int(view.rank[cause.culprit_row])}'s"

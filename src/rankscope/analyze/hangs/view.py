@@ -29,6 +29,11 @@ def ranks_stale(trace: Trace) -> frozenset[int]:
     return _ranks(trace, ("stale",), _NO_DUMPS) - _ranks(trace, ("read", "damaged", "duplicate"), _NO_DUMPS)
 
 
+def ranks_unreadable(trace: Trace) -> frozenset[int]:
+    """Ranks whose dump is here, and damaged. Of those of which nothing was read, the state is unknown."""
+    return _ranks(trace, ("damaged",), _NO_DUMPS)
+
+
 def may_hold_more(trace: Trace) -> list[str]:
     """Archives and folders that could not be looked into to their end: any rank's dump may be in there."""
     files = trace.table("files")
@@ -45,7 +50,7 @@ def ranks_gone_on(trace: Trace) -> frozenset[int]:
 
 def ranks_cut(trace: Trace) -> frozenset[int]:
     """Ranks of which only the older part of the dump could be read, and no other dump is whole."""
-    return _ranks(trace, ("damaged",), _NO_DUMPS) - _ranks(trace, ("read",), _NO_DUMPS)
+    return ranks_unreadable(trace) - _ranks(trace, ("read",), _NO_DUMPS)
 
 
 def _ranks(trace: Trace, statuses: tuple[str, ...], without: frozenset[str]) -> frozenset[int]:

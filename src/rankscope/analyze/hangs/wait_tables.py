@@ -116,8 +116,8 @@ def standings(trace: Trace) -> Table:
     for rank in sorted({*view.ranks, *threads}):
         thread, call = threads.get(rank), _newest_call(view, rank)
         if thread is not None and (call is None or is_current(view, thread)):
-            place = {"source": "thread", "time_ns": thread.time_ns, "reason": thread.reason}
-            rows.append({"rank": rank, **place, "stack_id": thread.stack, "site_id": thread.site})
+            newest = {"source": "thread", "time_ns": thread.time_ns, "reason": thread.reason}
+            rows.append({"rank": rank, **newest, "stack_id": thread.stack, "site_id": thread.site})
         elif call is not None:
             rows.append({"rank": rank, **call})
     return Table.from_rows("standings", rows)

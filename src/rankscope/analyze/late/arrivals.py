@@ -17,6 +17,7 @@ import numpy as np
 from rankscope.analyze.chance import explains, likelihood, without_core
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.signatures import SYNCHRONISING
+from rankscope.analyze.intervals import Intervals, covered_ns, union
 from rankscope.model.clock import median
 from rankscope.model.tables import Array, Trace
 
@@ -29,6 +30,7 @@ _SINGLE_SHARE = 0.10  # of the time that a few events must cost
 _SINGLE_NS = 50_000_000  # each
 # Which share of the delays in a place one rank must cause, and how likely that may be by luck at most.
 _HABIT, _HABIT_IF_CROWDED = (0.6, 1e-3), (0.8, 1e-6)
+_CALM = 0.5  # of the calls: so many must be left without those that were profiled
 _COMPARABLE = 0.3  # of its median delay: shorter ones of others are noise beside it
 # The source that saw most of the job decides: a profiler sees a few steps.
 _SOURCES = ("flight_recorder", "kineto", "nsys")
@@ -93,6 +95,7 @@ class _Calls(NamedTuple):
     waits: Array  # whether nobody leaves the call before all have joined
     is_training: Array  # not before the first step has ended: processes start at different times
     begin: Array  # of the rank's own time before the call
+    recording: Array  # how much of that time the collector took
 
 
 class _Event(NamedTuple):
@@ -147,6 +150,7 @@ def _find(trace: Trace) -> _Arrivals:
             shared[rank] += 1
         last, others = int(rows[-1]), rows[:-1]
         late_ns = int(calls.joined[last] - median(calls.joined[others].astype(np.float64)))
+        late_ns -= max(int(calls.recording[last] - median(calls.recording[others].astype(np.float64))), 0)
         own_ns = int(calls.joined[last] - calls.begin[last])
         if late_ns < _MIN_LATE_NS or own_ns < _OWN_SHARE * late_ns:
             continue
@@ -202,7 +206,19 @@ def _read(trace: Trace) -> _Calls:
     is_first = np.diff(rank, prepend=-1) != 0
     begin = np.where(is_first, joined, np.minimum(begin, joined))
     _, place = np.unique(np.asarray(table["place"].tolist(), object).astype(str), return_inverse=True)
-    return _Calls(rank, key, place.reshape(-1), joined, table["ahead_ns"], op, joined > table["began_ns"], begin)
+    ahead = table["ahead_ns"]
+    recording = covered_ns(_ours(trace, "recording"), begin + ahead, joined + ahead, rank)
+    is_training = joined > table["began_ns"]
+    # What the profiler and its observer watch takes several times as long. Without these steps enough must be left.
+    is_calm = is_training & (covered_ns(_ours(trace, "profiled"), joined + ahead, joined + ahead + 1, rank) == 0)
+    is_training = is_calm if is_calm.sum() >= _CALM * is_training.sum() else is_training
+    return _Calls(rank, key, place.reshape(-1), joined, ahead, op, is_training, begin, recording)
+
+
+def _ours(trace: Trace, kind: str) -> Intervals:
+    """When the collector itself was at work, per rank."""
+    table = trace.sql("SELECT rank, start_ns, end_ns FROM host_marks WHERE kind = $kind", kind=kind).columns()
+    return union(table["start_ns"], table["end_ns"], table["rank"])
 
 
 def _habits(trace: Trace, arrivals: _Arrivals) -> Iterator[list[_Event]]:
@@ -218,13 +234,13 @@ def _habits(trace: Trace, arrivals: _Arrivals) -> Iterator[list[_Event]]:
         rank = max(lost, key=lambda one: lost[one])
         limit = _COMPARABLE * float(np.median([event.net_ns for event in events if event.rank == rank]))
         long = [event for event in events if event.net_ns >= limit]
-        own = [event for event in long if event.rank == rank]
+        caused = [event for event in long if event.rank == rank]
         is_crowded = explains(without_core(trace, rank), lost[rank] / max(_span_of(arrivals, rank), 1))
         share, by_luck = _HABIT_IF_CROWDED if is_crowded else _HABIT
         n_ranks = max(len(event.rows) for event in events)
-        if len(own) < max(_REPEATED, share * len(long)) or likelihood(len(own), len(long), n_ranks) > by_luck:
+        if len(caused) < max(_REPEATED, share * len(long)) or likelihood(len(caused), len(long), n_ranks) > by_luck:
             continue
-        kept[rank] += own
+        kept[rank] += caused
     for rank, events in kept.items():
         if sum(event.net_ns for event in events) >= _MIN_SHARE * _span_of(arrivals, rank):
             yield events
@@ -236,7 +252,9 @@ def _single(arrivals: _Arrivals, known: set[int]) -> Delays | None:
     for event in arrivals.events:
         if event.net_ns >= _SINGLE_NS and event.rank not in known:
             events[event.rank].append(event)
-    lost = sorted(((sum(event.net_ns for event in own), rank) for rank, own in events.items()), reverse=True)
+    lost = sorted(
+        ((sum(event.net_ns for event in rank_events), rank) for rank, rank_events in events.items()), reverse=True
+    )
     if not lost or (len(lost) > 1 and lost[0][0] < _TIMES * sum(ns for ns, _ in lost[1:])):
         return None
     delays = _of_rank(arrivals, events[lost[0][1]])
@@ -265,5 +283,9 @@ def _span_of(arrivals: _Arrivals, rank: int) -> int:
 
 
 def _span(calls: _Calls, chosen: Array) -> int:
-    own = calls.joined[chosen]
-    return int(own.max() - own.min()) if len(own) else 0
+    """The longest of any rank: the time between calls that count, one right after the other."""
+    follows = np.append(False, (np.diff(calls.rank) == 0) & chosen[1:] & chosen[:-1]) if len(calls.rank) else chosen
+    passed = np.diff(calls.joined, prepend=0) - calls.recording
+    spans = np.zeros(int(calls.rank.max(initial=0)) + 1, np.int64)
+    np.add.at(spans, calls.rank[follows], passed[follows])
+    return int(spans.max())

@@ -44,19 +44,18 @@ class _Host(NamedTuple):
 
 @rule("X608", "late-without-core", needs=("host_samples", "collectives"))
 def too_few_cores(trace: Trace) -> Iterator[Finding]:
-    """Ranks wait for each other because their training threads have to wait for a free core.
+    """Ranks wait for each other because their training threads do not get a free core.
 
-    What it means: training threads were ready to run, but the kernel had no core for them, for at least half of the
-    time for which their peers waited. Which rank is late changes from step to step: the machine is at fault, not a
-    rank.
+    What it means: for at least half of the time that peers waited, the rank that they waited for was ready to run but
+    had no core to run on. Which rank is late changes from step to step: the machine is at fault, not a rank.
 
     Why it happens: too many threads per rank (OMP_NUM_THREADS, torch.set_num_threads) or ranks per host, data loading
     workers, a CPU limit of the container, or another process on the machine.
 
-    What to do: let the threads of all ranks together be no more than the cores: OMP_NUM_THREADS = cores / ranks. Move
-    other processes away, or give the container more cores.
+    What to do: run no more threads, over all ranks, than there are cores: OMP_NUM_THREADS = cores / ranks. Move other
+    processes off the machine, or give the container more cores.
 
-    What could fool it: threads of libraries that do not compute in torch are not counted.
+    What could fool it: threads that libraries other than torch start are not counted.
     """
     crowding = crowding_of(trace)
     if crowding.share < _MIN_SHARE:
@@ -68,18 +67,18 @@ def too_few_cores(trace: Trace) -> Iterator[Finding]:
     threads = max((int(n) for *_, n in machine), default=1) * n_ranks
     others = max((host.others for host in hosts), default=0.0)
     is_own = threads > _TOO_MANY * cores > 0
-    why = f"{count_noun(n_ranks, 'rank')} per host with {threads:,} compute threads on {count_noun(cores, 'core')}"
+    why = f"{count_noun(n_ranks, 'rank')} per host run {threads:,} compute threads on {count_noun(cores, 'core')}"
     if not is_own and others >= _OTHERS:
         why = "other processes use the cores"
-    fix = f"set OMP_NUM_THREADS={max(1, cores // max(n_ranks, 1))}, so that all ranks together have a core per thread"
+    fix = f"set OMP_NUM_THREADS={max(1, cores // max(n_ranks, 1))}, so that every thread has a core"
     yield Finding(
         severity="warning" if is_own else "info",
         certainty="certain",
-        title=f"ranks wait {100 * crowding.share:.0f}% of the time for one that has no free core: {why}",
+        title=f"ranks spend {100 * crowding.share:.0f}% of the time waiting for a rank that has no free core: {why}",
         evidence=Evidence(
             certain=(
-                f"before {count_noun(crowding.n_calls, 'collective')} the last rank had to wait for a core, which cost "
-                f"{format_duration(crowding.lost_ns)}",
+                f"in {count_noun(crowding.n_calls, 'collective')} the last rank to join had been waiting for a core; "
+                f"this cost {format_duration(crowding.lost_ns)}",
                 f"{threads:,} compute threads of {count_noun(n_ranks, 'rank')} share {count_noun(cores, 'core')}",
                 *((f"other processes did {100 * others:.0f}% of the machine's work",) if others >= _OTHERS else ()),
             ),
@@ -93,5 +92,5 @@ def too_few_cores(trace: Trace) -> Iterator[Finding]:
                 "late_ranks": list(crowding.ranks),
             },
         ),
-        help=fix if is_own else "move other processes off this machine, or start fewer ranks on it",
+        help=fix if is_own else "move other processes off this machine, or run fewer ranks on it",
     )

@@ -100,10 +100,10 @@ def odd_operators(trace: Trace, rank: int, peers: Sequence[int]) -> list[Measure
         total += ns if one == rank else 0
     odd = []
     for name, by_rank in calls.items():
-        own, spent = by_rank.get(rank, (0, 0))
+        n_calls, spent = by_rank.get(rank, (0, 0))
         usual = float(np.median([by_rank.get(peer, (0, 0))[0] for peer in peers])) if peers else 0.0
-        if own > 2 * usual and spent >= _NOTABLE * total:
-            odd.append((spent, Measure(name, own, usual)))
+        if n_calls > 2 * usual and spent >= _NOTABLE * total:
+            odd.append((spent, Measure(name, n_calls, usual)))
     return [measure for _, measure in sorted(odd, key=lambda item: -item[0])[:_MAX_SHOWN]]
 
 

@@ -14,16 +14,16 @@ from rankscope.model.tables import Trace
 
 @rule("X602", "late-collecting-garbage", needs=("host_samples", "collectives"))
 def collecting(trace: Trace) -> Iterator[Finding]:
-    """A rank keeps its peers waiting because Python collects garbage on it.
+    """A rank keeps its peers waiting because of Python's garbage collection.
 
-    What it means: the collector of Python's garbage stopped this rank's main thread before collectives in which its
-    peers then waited. Each collection was recorded with its start and end.
+    What it means: Python's garbage collector stopped this rank's main thread before collectives in which its peers then
+    waited. Each collection was recorded with its start and end.
 
-    Why it happens: the rank keeps many objects alive, so that each full collection takes long; ranks collect at
-    different steps, and each time all others wait; the code calls gc.collect() on one rank.
+    Why it happens: the rank keeps many objects alive, so each full collection takes long; ranks collect at different
+    steps, and each time all others wait; the code calls gc.collect() on one rank only.
 
     What to do: collect at the same step on all ranks: gc.disable() before the loop, gc.collect() every N steps on all
-    of them; gc.freeze() after setup takes what lives forever out of the collections.
+    of them; gc.freeze() after setup excludes everything that lives forever.
 
     What could fool it: the line is where the collection began. Unless it calls gc.collect(), it is only the line that
     happened to allocate.
@@ -32,24 +32,25 @@ def collecting(trace: Trace) -> Iterator[Finding]:
         "collect at the same step on all ranks: gc.disable() before the loop, gc.collect() every N steps; "
         "gc.freeze() after setup"
     )
-    yield from findings(trace, causes.GC, "it collects garbage", fix)
+    yield from findings(trace, causes.GC, "it is collecting garbage", fix)
 
 
 @rule("X603", "late-loading-data", needs=("host_samples", "collectives"))
 def loading(trace: Trace) -> Iterator[Finding]:
     """A rank keeps its peers waiting because it waits for its next batch.
 
-    What it means: the time that this rank spends in its DataLoader before a collective is what its peers wait for. Each
-    wait was recorded with its start and end.
+    What it means: the rank's peers wait as long as it spends in its DataLoader before the collective. Each wait was
+    recorded with its start and end.
 
     Why it happens: the data is read and transformed in the main process (num_workers=0), the workers are too few or too
-    slow, a worker died or restarts every epoch, or this rank's shard or storage is slower.
+    slow, workers restart every epoch, or this rank's shard or storage is slower.
 
-    What to do: if the line is in your dataset, it runs in the main process: set num_workers. Otherwise the workers are
-    behind: more of them, a higher prefetch_factor, persistent_workers=True, faster storage, or cheaper transforms.
+    What to do: if the line is in your dataset, it runs in the main process: set num_workers. Otherwise the workers
+    cannot keep up: use more of them, a higher prefetch_factor, persistent_workers=True, faster storage, or cheaper
+    transforms.
 
-    What could fool it: batches that do not come from a torch DataLoader are not marked; the rank's line is then named
-    by X605, X609 or X610.
+    What could fool it: batches that do not come from a torch DataLoader are not recorded as such; X605, X609 or X610
+    names the line instead.
     """
     for cause in of_kind(trace, causes.LOADING):
         frame = cause.most(cause.spent.frames)
@@ -58,10 +59,10 @@ def loading(trace: Trace) -> Iterator[Finding]:
                 "use more workers (num_workers), a higher prefetch_factor and persistent_workers=True; "
                 "check this rank's shard and storage"
             )
-            yield finding(cause, "it waits for its DataLoader's workers", fix, tuple(_worker_places(trace, cause)))
+            yield finding(cause, "it is waiting for its DataLoader workers", fix, tuple(_worker_places(trace, cause)))
         else:
             fix = "load in workers: DataLoader(num_workers=4, persistent_workers=True); or make this line faster"
-            yield finding(cause, "it loads data in the main process", fix)
+            yield finding(cause, "it loads data in its main process", fix)
 
 
 _WAITING = ("multiprocessing", "selectors.py", "queue.py", "threading.py")  # whose functions wait for workers
@@ -81,26 +82,26 @@ def _worker_places(trace: Trace, cause: Cause) -> Iterator[str]:
 def saving(trace: Trace) -> Iterator[Finding]:
     """A rank keeps its peers waiting because it writes a checkpoint.
 
-    What it means: torch.save or torch.distributed.checkpoint.save ran on this rank before collectives in which its
-    peers then waited. Each call was recorded with its start and end.
+    What it means: this rank ran torch.save or torch.distributed.checkpoint.save before collectives in which its peers
+    then waited. Each call was recorded with its start and end.
 
-    Why it happens: one rank writes the checkpoint of all, on slow storage, in the training loop.
+    Why it happens: one rank writes the whole checkpoint, to slow storage, inside the training loop.
 
     What to do: write in the background (torch.distributed.checkpoint.async_save), let every rank write its own part,
-    write less often, or to a local disk first.
+    write less often, or write to a local disk first.
 
-    What could fool it: nothing known. Checkpoints that other functions write show up as the line that calls them.
+    What could fool it: nothing known. Checkpoints written by other functions show up as the line that calls them.
     """
     fix = (
         "write in the background (torch.distributed.checkpoint.async_save), let every rank write its part, "
         "or write less often"
     )
-    yield from findings(trace, causes.SAVING, "it writes a checkpoint", fix)
+    yield from findings(trace, causes.SAVING, "it is writing a checkpoint", fix)
 
 
 @rule("X605", "late-transferring", needs=("host_samples", "collectives"))
 def transferring(trace: Trace) -> Iterator[Finding]:
-    """A rank keeps its peers waiting because a read, a write or a request blocks it.
+    """A rank keeps its peers waiting because it is blocked in a read, a write or a request.
 
     What it means: before the collectives in which its peers wait, this rank's main thread sleeps in a system call that
     transfers data or waits for another process. The call and its file, pipe or socket are named where the kernel shows
@@ -117,7 +118,7 @@ def transferring(trace: Trace) -> Iterator[Finding]:
     """
     fix = "move it to another thread or do it less often; check the other side: storage, pipe or server"
     for cause in of_kind(trace, causes.TRANSFER):
-        yield finding(cause, f"it blocks in {cause.most(cause.spent.waits_in) or 'I/O'}", fix)
+        yield finding(cause, f"it is blocked in {cause.most(cause.spent.waits_in) or 'I/O'}", fix)
 
 
 @rule("X606", "late-waiting-for-lock", needs=("host_samples", "collectives"))
@@ -127,35 +128,35 @@ def locked(trace: Trace) -> Iterator[Finding]:
     What it means: before the collectives in which its peers wait, the main thread of this rank sleeps until another
     thread wakes it: in a lock, a queue, an event, or the join of a thread.
 
-    Why it happens: another thread of the process holds the lock for long (logging, a prefetcher, a metrics client), or
-    does not deliver in time.
+    Why it happens: another thread of the process holds the lock for a long time (logging, a prefetcher, a metrics
+    client), or does not deliver in time.
 
-    What to do: hold the lock for less time, hand data over by a queue that is filled ahead, or drop the wait.
+    What to do: hold the lock for less time, pass data through a queue that is filled ahead of time, or remove the wait.
 
     What could fool it: C++ threads of libraries also wake the main thread; the line shows which call waits.
     """
     fix = "hold the lock for less time on the other thread, or fill a queue ahead of the training loop"
     for cause in of_kind(trace, causes.LOCK):
-        yield finding(cause, "it waits for a lock or another thread", fix, tuple(_other_threads(trace, cause)))
+        yield finding(cause, "it is waiting for a lock or another thread", fix, tuple(_other_threads(trace, cause)))
 
 
 @rule("X607", "late-without-gil", needs=("host_samples", "collectives"))
 def without_python_lock(trace: Trace) -> Iterator[Finding]:
-    """A rank keeps its peers waiting because another thread of its process keeps the GIL busy.
+    """A rank keeps its peers waiting because another thread of its process holds the GIL.
 
-    What it means: other threads of this rank's process use a core, and every thread that wants to run Python code there
-    has to wait for the GIL. The collector's own thread waited too, which is how it was noticed.
+    What it means: another thread of this rank's process keeps a core busy, and every other thread that wants to run
+    Python code has to wait for the GIL. The collector's own thread had to wait too, which is how this is known.
 
-    Why it happens: a thread computes in Python: it decodes, compresses, polls in a loop, or renders metrics.
+    Why it happens: a thread computes in pure Python: it decodes, compresses, polls in a loop, or renders metrics.
 
     What to do: move that work to another process, or into functions that release the GIL.
 
-    What could fool it: on a host with too few cores the collector's thread also comes late; that is reported as no
-    free core if the main thread was delayed as well.
+    What could fool it: on a host with too few cores the collector's thread is late as well; if the main thread was
+    delayed too, that is reported as X608 instead.
     """
     fix = "move the work of that thread into another process"
     for cause in of_kind(trace, causes.PYTHON_LOCK):
-        yield finding(cause, "another thread keeps the GIL busy", fix, tuple(_other_threads(trace, cause)))
+        yield finding(cause, "another thread holds the GIL", fix, tuple(_other_threads(trace, cause)))
 
 
 def _other_threads(trace: Trace, cause: Cause) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from rankscope.model.tables import Array, Trace
 
 LINE = "line"
 # Of marks that lie within each other, the first of these counts.
+RECORDING = "recording"  # the collector itself: no time of the job's
 MARKS = ("gc", "compile", "saving", "loading", "optimizer", "evaluation")
 # How the main thread was found.
 RUNS, SLEEPS, FUTEX, TRANSFERS, WAITS = "runs", "sleeps", "futex", "transfers", "waits"
@@ -48,13 +49,52 @@ class Spent:
     python_share: float = 0.0  # of a core that its other Python threads used
 
 
+def together(spent: Spent, peers: Sequence[Spent], key: Callable[[str], str]) -> tuple[Spent, tuple[Spent, ...]]:
+    """The same with the lines joined that have a key in common, under the one at which the rank differs most."""
+
+    def excess(part: Part) -> float:
+        return spent.parts[part] - float(np.median([each.parts.get(part, 0.0) for each in peers]))
+
+    first: dict[str, Part] = {}
+    for part in sorted((part for part in spent.parts if part.kind == LINE), key=excess, reverse=True):
+        first.setdefault(key(part.site), part)
+    return _renamed(spent, key, first), tuple(_renamed(each, key, first) for each in peers)
+
+
+def _renamed(spent: Spent, key: Callable[[str], str], first: dict[str, Part]) -> Spent:
+    def name(part: Part) -> Part:
+        return first.get(key(part.site), part) if part.kind == LINE else part
+
+    def joined(sums: dict[Part, dict[str, float]]) -> dict[Part, dict[str, float]]:
+        made: dict[Part, dict[str, float]] = {}
+        for part, names in sums.items():
+            for each, ns in names.items():
+                _add(made, name(part), each, ns)
+        return made
+
+    parts: dict[Part, float] = defaultdict(float)
+    for part, ns in spent.parts.items():
+        parts[name(part)] += ns
+    return replace(
+        spent,
+        parts=parts,
+        sites=joined(spent.sites),
+        inside=joined(spent.inside),
+        manners=joined(spent.manners),
+        waits_in=joined(spent.waits_in),
+        frames=joined(spent.frames),
+    )
+
+
 def spent_in(trace: Trace, rank: int, windows: Array) -> Spent:
     """What the rank did in these windows, on its own clock."""
-    spent = Spent(total_ns=float((windows[:, 1] - windows[:, 0]).sum()))
     whole = union(windows[:, 0], windows[:, 1], np.zeros(len(windows), np.int64))
+    [(_, start, end)] = _marks(trace, rank, (RECORDING,))
+    whole = difference(whole, union(start, end, np.zeros(len(start), np.int64)))
+    spent = Spent(total_ns=float(whole.length.sum()))
     marked: list[tuple[str, Intervals]] = []
     rest = whole
-    for kind, start, end in _marks(trace, rank):
+    for kind, start, end in _marks(trace, rank, MARKS):
         of_kind = overlap(rest, union(start, end, np.zeros(len(start), np.int64)))
         rest = difference(rest, of_kind)
         marked.append((kind, of_kind))
@@ -63,10 +103,10 @@ def spent_in(trace: Trace, rank: int, windows: Array) -> Spent:
     return spent
 
 
-def _marks(trace: Trace, rank: int) -> Sequence[tuple[str, Array, Array]]:
+def _marks(trace: Trace, rank: int, chosen: Sequence[str]) -> Sequence[tuple[str, Array, Array]]:
     table = trace.sql("SELECT kind, start_ns, end_ns FROM host_marks WHERE rank = $rank", rank=rank).columns()
     kinds = np.asarray(table["kind"].tolist(), object)
-    return [(kind, table["start_ns"][kinds == kind], table["end_ns"][kinds == kind]) for kind in MARKS]
+    return [(kind, table["start_ns"][kinds == kind], table["end_ns"][kinds == kind]) for kind in chosen]
 
 
 def _add_samples(trace: Trace, rank: int, spent: Spent, areas: Sequence[tuple[str, Intervals]]) -> None:
@@ -122,8 +162,10 @@ def _of_python_threads(trace: Trace, rank: int) -> float:
 
 
 def _contains(area: Intervals, time: Array) -> Array:
-    place = np.searchsorted(area.start, time, "right") - 1
-    return (place >= 0) & (time < area.end[np.maximum(place, 0)]) if len(area.start) else np.zeros(len(time), bool)
+    if not len(area.start):
+        return np.zeros(len(time), bool)
+    position = np.searchsorted(area.start, time, "right") - 1
+    return (position >= 0) & (time < area.end[np.maximum(position, 0)])
 
 
 def _manner(state: str | None, waits_in: str | None) -> str:

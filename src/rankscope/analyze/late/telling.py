@@ -28,18 +28,19 @@ def finding(cause: Cause, why: str, fix: str, more: tuple[str, ...] = ()) -> Fin
     n_late, each = len(delays.late_ns), format_duration(int(np.median(delays.late_ns)))
     peers = ranks_phrase(delays.peers) if len(delays.peers) == 1 else f"its {count_noun(len(delays.peers), 'peer')}"
     often = f"{each} in {n_late:,} of {count_noun(delays.n_calls, 'collective')}" if n_late > 1 else f"{each}, once"
+    often += f" ({100 * delays.share:.0f}% of the time)"
     before = "each of these calls" if n_late > 1 else "this call"
-    own, usual = (format_duration(int(ns / n_late)) for ns in (cause.own_ns, cause.peers_ns))
+    rank_time, usual = (format_duration(int(ns / n_late)) for ns in (cause.own_ns, cause.peers_ns))
     return Finding(
         severity="warning" if n_late > 1 else "info",
         certainty="certain" if delays.is_habit and cause.spent.n_samples >= 10 else "likely",
-        title=f"rank {delays.rank} keeps {peers} waiting {often} ({100 * delays.share:.0f}%): {why}{_at(cause)}",
+        title=f"rank {delays.rank} keeps {peers} waiting {often}: {why}{_at(cause)}",
         ranks=(delays.rank,),
         location=cause.location,
         evidence=Evidence(
             certain=(
                 f"{peers} lost {format_duration(delays.lost_ns)} each waiting for it",
-                f"it spends {own} on this before {before}, its median peer {usual}",
+                f"it spends {rank_time} on this before {before}, its median peer {usual}",
                 *more,
             ),
             comparison=_comparison(cause),
@@ -60,8 +61,8 @@ def finding(cause: Cause, why: str, fix: str, more: tuple[str, ...] = ()) -> Fin
 
 
 def _at(cause: Cause) -> str:
-    place = cause.location
-    return f" at {PurePath(place.file).name}:{place.line}" if place else ""
+    location = cause.location
+    return f" ({PurePath(location.file).name}:{location.line})" if location else ""
 
 
 def _comparison(cause: Cause) -> Comparison:
@@ -100,10 +101,10 @@ _NAMES = {
     causes.SAVING: "saving a checkpoint",
     causes.LOADING: "data loading",
     causes.OPTIMIZER: "optimizer step",
-    causes.EVALUATION: "under no_grad",
+    causes.EVALUATION: "evaluation (no_grad)",
 }
 
 
 def short(site: str) -> str:
-    place = causes.location_of(site)
-    return f"{PurePath(place.file).name}:{place.line} in {place.function}" if place else "unknown"
+    location = causes.location_of(site)
+    return f"{PurePath(location.file).name}:{location.line} in {location.function}" if location else "unknown"

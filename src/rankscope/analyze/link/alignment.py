@@ -119,8 +119,8 @@ def _fill_gaps(left: Track, right: Track, partner: Array) -> Array:
 
 def _numbered(track: Track, side: int) -> Array:
     """Name and autograd's number; where there is no number nothing that the other side could have."""
-    own = np.full(track.n_rows, side)
-    return np.where(track.seq_id >= 0, _mixed(track.name, track.seq_id), _mixed(track.name, track.seq_id, own))
+    side_column = np.full(track.n_rows, side)
+    return np.where(track.seq_id >= 0, _mixed(track.name, track.seq_id), _mixed(track.name, track.seq_id, side_column))
 
 
 def _windows(token: Array, width: int) -> Array:
@@ -196,16 +196,16 @@ def _longest_rising(values: Array) -> Array:
     tails: list[int] = []  # the smallest value that ends a rising part of each length
     places: list[int] = []
     before: list[int] = []
-    for place, value in enumerate(values.tolist()):
+    for position, value in enumerate(values.tolist()):
         length = bisect_left(tails, value)
         before.append(places[length - 1] if length else _NOT_MATCHED)
         tails[length : length + 1] = [value]
-        places[length : length + 1] = [place]
+        places[length : length + 1] = [position]
     rising = []
-    place = places[-1]
-    while place >= 0:
-        rising.append(place)
-        place = before[place]
+    position = places[-1]
+    while position >= 0:
+        rising.append(position)
+        position = before[position]
     return np.array(rising[::-1])
 
 
@@ -254,16 +254,16 @@ def _without_doubtful(left: Track, right: Track, partner: Array) -> Array:
 
     Where one side has more between two runs, the gap may lie earlier or later, as long as the names let it.
     """
-    place = np.flatnonzero(partner >= 0)
-    there = partner[place]
-    is_border = (np.diff(place) > 1) | (np.diff(there) > 1)
+    matched = np.flatnonzero(partner >= 0)
+    there = partner[matched]
+    is_border = (np.diff(matched) > 1) | (np.diff(there) > 1)
     run = np.append(0, np.cumsum(is_border))
-    n_left, n_right = np.diff(place)[is_border] - 1, np.diff(there)[is_border] - 1
+    n_left, n_right = np.diff(matched)[is_border] - 1, np.diff(there)[is_border] - 1
     is_one_sided = (n_left == 0) != (n_right == 0)
     n_left, n_right = np.where(is_one_sided, n_left, 0), np.where(is_one_sided, n_right, 0)
-    first, last = np.append(0, np.flatnonzero(is_border) + 1), np.append(np.flatnonzero(is_border), len(place) - 1)
-    rows = np.arange(len(place))
-    is_doubtful = np.zeros(len(place), bool)
+    first, last = np.append(0, np.flatnonzero(is_border) + 1), np.append(np.flatnonzero(is_border), len(matched) - 1)
+    rows = np.arange(len(matched))
+    is_doubtful = np.zeros(len(matched), bool)
     gaps_after, gaps_before = (
         (np.append(n_left, 0), np.append(n_right, 0)),
         (np.append(0, n_left), np.append(0, n_right)),
@@ -271,12 +271,12 @@ def _without_doubtful(left: Track, right: Track, partner: Array) -> Array:
     for sign, gaps, distance in ((1, gaps_after, last[run] - rows + 1), (-1, gaps_before, rows - first[run] + 1)):
         shift_left, shift_right = sign * gaps[0][run], sign * gaps[1][run]
         may = (shift_left != 0) | (shift_right != 0)
-        may[may] = _fits_as_well(left, right, (place[may], there[may]), (shift_left[may], shift_right[may]))
+        may[may] = _fits_as_well(left, right, (matched[may], there[may]), (shift_left[may], shift_right[may]))
         first_misfit = last - first + 2
         np.minimum.at(first_misfit, run[~may], distance[~may])
         is_doubtful |= distance < first_misfit[run]
     kept = partner.copy()
-    kept[place[is_doubtful]] = _NOT_MATCHED
+    kept[matched[is_doubtful]] = _NOT_MATCHED
     return kept
 
 
@@ -284,8 +284,8 @@ def _fits_as_well(left: Track, right: Track, match: tuple[Array, Array], shift: 
     """Whether the places that are so far away from matched ones fit each other no worse than these do."""
     here, other = match, (match[0] + shift[0], match[1] + shift[1])
     n_same, n_same_there = (
-        (left.caller[own] == right.caller[its]).astype(int) + (left.shapes[own] == right.shapes[its])
-        for own, its in (here, other)
+        (left.caller[at] == right.caller[its]).astype(int) + (left.shapes[at] == right.shapes[its])
+        for at, its in (here, other)
     )
     as_well: Array = _fit(left, right, *other) & (n_same_there >= n_same)
     return as_well
@@ -306,12 +306,12 @@ class Profile(NamedTuple):
 def nodes_recording(trace: Trace, file_id: int, parent: Array) -> tuple[Recording, Array]:
     """The nodes of an execution trace, and their places among all nodes."""
     columns = trace.sql(_NODES, file=file_id).columns()
-    place = columns["place"]
+    node = columns["place"]
     name_of = np.zeros(len(parent), np.uint64)
-    name_of[place] = columns["name"]
-    caller = np.where(parent[place] >= 0, name_of[parent[place]], np.uint64(0))
+    name_of[node] = columns["name"]
+    caller = np.where(parent[node] >= 0, name_of[parent[node]], np.uint64(0))
     _, thread = np.unique(columns["thread"], return_inverse=True)
-    return Recording(Track(columns["name"], caller, columns["shapes"], columns["seq_id"]), thread), place
+    return Recording(Track(columns["name"], caller, columns["shapes"], columns["seq_id"]), thread), node
 
 
 def profile_recording(trace: Trace, profile_id: int, rank: int, name: str = "name") -> Profile:
@@ -336,12 +336,12 @@ def align_threads(left: Recording, right: Recording, start: Array, end: Array) -
     is_free = np.ones(n_common.shape[1], bool)
     is_within = np.ones(right.track.n_rows, bool)
     for find in (align, align_ends):
-        for own in threads.tolist():
-            own_places = np.flatnonzero(left.thread == own)
+        for thread in threads.tolist():
+            own_places = np.flatnonzero(left.thread == thread)
             if (partner[own_places] >= 0).any():
                 continue
             n_found, other = 0, 0
-            score = np.where(is_free, n_common[own], 0)
+            score = np.where(is_free, n_common[thread], 0)
             for candidate in np.argsort(-score, kind="stable")[:_N_CANDIDATES].tolist():
                 if score[candidate] <= n_found:  # it cannot have more in common than that
                     break
@@ -367,4 +367,7 @@ def common_names(left: Recording, right: Recording) -> Array:
         return counted.reshape(n_threads, len(names))
 
     of_left, of_right = counts(left, code[:n_left]), counts(right, code[n_left:])
-    return np.stack([np.minimum(of_right, own).sum(axis=1) for own in of_left])
+    common = np.zeros((len(of_left), len(of_right)), np.int64)
+    for thread, left_counts in enumerate(of_left):
+        common[thread] = np.minimum(of_right, left_counts).sum(axis=1)
+    return common

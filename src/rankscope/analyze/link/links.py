@@ -52,10 +52,10 @@ def transplanted_links(trace: Trace, clean_files: Collection[int]) -> Table:
     profile_id, rank = links.array("profile_id"), links.array("rank")
     clean = _clean_profiles(trace, clean_files)
     duration_ns, duration_from = links.array("duration_ns").copy(), links.array("duration_from").copy()
-    for own, own_rank, rows in _by_profile(profile_id, rank):
-        if own in (file_id for file_id, _ in clean.get(own_rank, ())) or own_rank not in clean:
+    for profiled_file, own_rank, rows in _by_profile(profile_id, rank):
+        if profiled_file in (file_id for file_id, _ in clean.get(own_rank, ())) or own_rank not in clean:
             continue
-        profile = profile_recording(trace, own, own_rank, _NAME)
+        profile = profile_recording(trace, profiled_file, own_rank, _NAME)
         typical, source = _clean_durations(profile, clean[own_rank])
         event = _event_of(profile.events, links.array("op_id")[rows], links.array("annotation_id")[rows])
         is_found = (event >= 0) & (source[event] >= 0)
@@ -107,8 +107,8 @@ def _event_of(events: Events, op_id: Array, annotation_id: Array) -> Array:
         for op, annotation in ((events.op_id, events.annotation_id), (op_id, annotation_id))
     )
     order = np.argsort(known)
-    place = np.minimum(np.searchsorted(known[order], wanted), len(order) - 1)
-    return np.where(known[order[place]] == wanted, order[place], MISSING)
+    position = np.minimum(np.searchsorted(known[order], wanted), len(order) - 1)
+    return np.where(known[order[position]] == wanted, order[position], MISSING)
 
 
 @dataclass
@@ -147,12 +147,12 @@ def _same_threads(profile: Profile, other: Profile) -> dict[int, int]:
     is_same = own_tid[:, None] == other_tid[None, :]
     rank = np.where(n_common > 0, n_common + is_same * (n_common.max(initial=0) + 1), 0)
     thread_of: dict[int, int] = {}
-    for place in np.argsort(-rank, axis=None, kind="stable").tolist():
-        own, candidate = divmod(place, len(other_tid))
-        if not rank[own, candidate]:
+    for cell in np.argsort(-rank, axis=None, kind="stable").tolist():
+        thread, candidate = divmod(cell, len(other_tid))
+        if not rank[thread, candidate]:
             break
-        if candidate not in thread_of and own not in thread_of.values():
-            thread_of[candidate] = own
+        if candidate not in thread_of and thread not in thread_of.values():
+            thread_of[candidate] = thread
     return thread_of
 
 

@@ -73,9 +73,12 @@ def _load_nodes(trace: Trace) -> Nodes:
     columns = trace.sql(_NODES).columns()
     file_id, node_id, wanted = columns["file_id"], columns["node_id"], columns["parent_id"]
     parent = np.full(len(node_id), MISSING)
-    for own in file_slices(file_id):
-        place = np.minimum(np.searchsorted(node_id[own], wanted[own]), own.stop - own.start - 1) + own.start
-        parent[own] = np.where((wanted[own] >= 0) & (node_id[place] == wanted[own]), place, MISSING)
+    for of_file in file_slices(file_id):
+        position = (
+            np.minimum(np.searchsorted(node_id[of_file], wanted[of_file]), of_file.stop - of_file.start - 1)
+            + of_file.start
+        )
+        parent[of_file] = np.where((wanted[of_file] >= 0) & (node_id[position] == wanted[of_file]), position, MISSING)
     flags = columns["is_linkable"], columns["is_operator"]
     return Nodes(file_id, columns["rank"], node_id, parent, columns["record_id"], *flags)
 

@@ -74,16 +74,16 @@ def et_pairs(trace: Trace) -> Table:
     partner_row = np.full(len(nodes), MISSING)
     partner_row[partners.node] = np.arange(len(partners.node))
     rows = []
-    for place in file_slices(nodes.file_id):
-        own = _taken(nodes, place)
-        file_id, rank = int(own.file_id[0]), int(own.rank[0])
-        row = _described(own, partner_row[place], partners, by_file.get(file_id, []))
+    for node_rows in file_slices(nodes.file_id):
+        trace_nodes = _taken(nodes, node_rows)
+        file_id, rank = int(trace_nodes.file_id[0]), int(trace_nodes.rank[0])
+        row = _described(trace_nodes, partner_row[node_rows], partners, by_file.get(file_id, []))
         rows.append({"file_id": file_id, "rank": rank, **row})
     return Table.from_rows("et_pairs", rows)
 
 
-def _taken(nodes: Nodes, own: slice) -> Nodes:
-    return Nodes(*(getattr(nodes, name)[own] for name in nodes.__dataclass_fields__))
+def _taken(nodes: Nodes, rows: slice) -> Nodes:
+    return Nodes(*(getattr(nodes, name)[rows] for name in nodes.__dataclass_fields__))
 
 
 def _described(nodes: Nodes, partner_row: Array, partners: Partners, judged: Sequence[Judged]) -> dict[str, Any]:
@@ -261,24 +261,24 @@ def _by_names(trace: Trace, candidates: Sequence[Candidate], against: Against) -
 
 
 def _aligned(trace: Trace, candidate: Candidate, parent: Array) -> Links:
-    recording, place = nodes_recording(trace, candidate.file_id, parent)
+    recording, node = nodes_recording(trace, candidate.file_id, parent)
     profile = profile_recording(trace, candidate.profile_id, candidate.rank)
     start, end = profile.events.start_ns, profile.events.start_ns + profile.events.duration_ns
     partner = align_threads(recording, profile.recording, start, end)
     linked = np.flatnonzero(partner >= 0)
-    if not _is_convincing(candidate, recording.track.seq_id[linked], place, linked):
+    if not _is_convincing(candidate, recording.track.seq_id[linked], node, linked):
         linked = linked[:0]
-    return Links(place[linked], profile.events.take(partner[linked]))
+    return Links(node[linked], profile.events.take(partner[linked]))
 
 
-def _is_convincing(candidate: Candidate, seq_id: Array, place: Array, linked: Array) -> bool:
+def _is_convincing(candidate: Candidate, seq_id: Array, node: Array, linked: Array) -> bool:
     if not len(linked):
         return False
     # It takes more than names to contradict a profiler that saw no observer.
     if candidate.is_unobserved and len(np.unique(seq_id[seq_id >= 0])) < _TOLD_APART:
         return False
-    first, last = place[linked].min(), place[linked].max()
-    n_between = int(((place >= first) & (place <= last)).sum())
+    first, last = node[linked].min(), node[linked].max()
+    n_between = int(((node >= first) & (node <= last)).sum())
     return len(linked) >= _MOSTLY * n_between
 
 

@@ -28,12 +28,21 @@ _NOT_OWN = frozenset(
     (
         *("SignalException", "ChildFailedError", "ProcessRaisedException", "ProcessExitedException"),
         *("KeyboardInterrupt", "SystemExit", "DistNetworkError", "DistStoreError"),
+        *("CalledProcessError", "TrainingFailedError"),
     )
 )
 _OWN_NCCL_ERRORS = ("unhandled cuda error", "invalid usage", "invalid argument")  # not brought about by a peer
 _BY_THEMSELVES = ("watchdog-error", "device-fault")  # end the process without a traceback
+# Each of them shows that the job ended or waits in vain, be it only for what another rank did.
+_FAILURES = frozenset(
+    (
+        *("told-to-stop", "restart", "watchdog-timeout", "agent-signal", "scheduler", "host-oom", "died", "killed"),
+        *("dump-signal", "dump-observed", "watchdog-stuck", "watchdog-error", "hccl-wait", "hccl-connect", "segfault"),
+    )
+)
+_BY_KIND = {"killed": -9, "segfault": -11}  # as a shell says it
 _STREAM = re.compile(r"(?:std)?(?:out|err)(?:\.log)?|error\.json")
-_TOLERANCE_NS = 2 * 10**9  # clocks of hosts are trusted beyond this only
+TOLERANCE_NS = 2 * 10**9  # clocks of hosts are trusted beyond this only
 
 
 class Event(NamedTuple):
@@ -56,8 +65,8 @@ class Event(NamedTuple):
 
     @property
     def place(self) -> Location | None:
-        place = self.fields.get("place")
-        return Location(str(place["file"]), int(place["line"]), str(place["function"])) if place else None
+        frame = self.fields.get("place")
+        return Location(str(frame["file"]), int(frame["line"]), str(frame["function"])) if frame else None
 
     def detail(self, name: str) -> Any:
         """A field of the event, or of the message inside its traceback."""
@@ -103,20 +112,20 @@ class Attempt:
     def exits(self) -> dict[int, Event]:
         """How each process ended that ended by itself, by rank; the launcher's table comes before its lines."""
         stopped = self.stopped_pids
-        own: dict[int, Event] = {}
+        exits: dict[int, Event] = {}
         for event in self.of("exit"):
             if event.rank == MISSING or event.fields.get("exit_pid") in stopped or exit_code(event) in (-15, 143):
                 continue
-            if event.rank not in own or "exit_rank" in event.fields:
-                own[event.rank] = event
-        return own
+            if event.rank not in exits or "exit_rank" in event.fields:
+                exits[event.rank] = event
+        return exits
 
     @property
     def has_failed(self) -> bool:
         """The log shows that something ended the job or keeps it waiting, be it only a consequence."""
         return any(
-            event.kind
-            in ("exit", "told-to-stop", "restart", "watchdog-timeout", "agent-signal", "scheduler", "host-oom")
+            event.kind in _FAILURES
+            or (event.kind == "exit" and exit_code(event) != 0)
             or (event.kind == "traceback" and (event.fields.get("is_hooked") or _is_parent(event)))
             for event in self.events
         )
@@ -128,7 +137,7 @@ def _is_parent(event: Event) -> bool:
 
 
 def exit_code(event: Event) -> int | None:
-    code = event.fields.get("exit_code")
+    code = event.fields.get("exit_code", _BY_KIND.get(event.kind))
     if code is not None:
         return int(code)
     names = {"SIGKILL": -9, "SIGSEGV": -11, "SIGABRT": -6, "SIGBUS": -7, "SIGTERM": -15}
@@ -191,7 +200,8 @@ def is_cause(attempt: Attempt, event: Event) -> bool:
         return False
     if event.fields.get("is_ignored") or not event.fields.get("type"):  # without its last line it may be a victim's
         return False
-    if str(event.fields.get("type", "")).rsplit(".", 1)[-1] in _NOT_OWN:
+    is_own = event.says == "port-taken"  # the store's, not another rank's
+    if not is_own and str(event.fields.get("type", "")).rsplit(".", 1)[-1] in _NOT_OWN:
         return False
     if event.says in CONSEQUENCES or event.says in REPORTS or _is_broken_link(attempt, event):
         return False
@@ -200,6 +210,8 @@ def is_cause(attempt: Attempt, event: Event) -> bool:
 
 def _is_broken_link(attempt: Attempt, event: Event) -> bool:
     """A connection between ranks or to the store that broke; one that the job's own code opened may be its fault."""
+    if event.says == "hccl-error":
+        return bool(attempt.saying("hccl-wait", "hccl-connect"))
     if event.says == "nccl-error":
         text = str(event.detail("text") or "")
         return not text.startswith(_OWN_NCCL_ERRORS) and not _have_all(attempt, "nccl-error")
@@ -228,14 +240,26 @@ def was_uncaught(attempt: Attempt, event: Event) -> bool:
     ended = attempt.exits.get(event.rank)
     if ended is not None:
         return exit_code(ended) != 0
-    return attempt.has_failed or _is_last(attempt, event)
+    return attempt.has_failed or is_last(attempt, event)
 
 
-def _is_last(attempt: Attempt, event: Event) -> bool:
-    outputs = [other for other in attempt.events if other.file_id == event.file_id and other.kind == "last-output"]
-    own = [other for other in outputs if other.rank == event.rank] or outputs
+def is_last(attempt: Attempt, event: Event) -> bool:
+    outputs = [other for other in _last_outputs(attempt, event) if "is_whole_file" not in other.fields]
+    same_rank = [other for other in outputs if other.rank == event.rank] or outputs
     n_frames = 3 * len(event.fields.get("frames") or ()) + 8
-    return all(other.line <= event.line + n_frames for other in own)
+    return all(other.line <= event.line + n_frames for other in same_rank)
+
+
+def ends_its_output(attempt: Attempt, event: Event) -> bool:
+    """Hardly anything was printed after the last message of this kind."""
+    last = max(other.line for other in attempt.of(event.kind) if other.file_id == event.file_id)
+    outputs = _last_outputs(attempt, event)
+    same_rank = [other for other in outputs if other.rank == event.rank] or outputs
+    return all(other.line <= last + 1 for other in same_rank)
+
+
+def _last_outputs(attempt: Attempt, event: Event) -> list[Event]:
+    return [other for other in attempt.of("last-output") if other.file_id == event.file_id]
 
 
 def is_before(first: Event, second: Event) -> bool | None:
@@ -244,7 +268,7 @@ def is_before(first: Event, second: Event) -> bool | None:
         return first.line < second.line
     if first.time_ns == MISSING or second.time_ns == MISSING:
         return None
-    return first.time_ns < second.time_ns if abs(first.time_ns - second.time_ns) > _TOLERANCE_NS else None
+    return first.time_ns < second.time_ns if abs(first.time_ns - second.time_ns) > TOLERANCE_NS else None
 
 
 def earliest(events: Iterable[Event]) -> list[Event]:

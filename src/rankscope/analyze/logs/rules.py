@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rankscope.analyze.logs.events import Event, exit_code
 from rankscope.analyze.logs.verdicts import Verdict
-from rankscope.analyze.logs.wording import finding, hosts_of, of_cause, quoted, signal_name, who
+from rankscope.analyze.logs.wording import finding, hosts_of, last_lines, of_cause, quoted, signal_name, who
 from rankscope.analyze.logs.xid import xid_of
 from rankscope.analyze.manifests import ended_well
 from rankscope.analyze.registry import rule
@@ -27,21 +27,19 @@ def log_failure(trace: Trace) -> Iterator[Finding]:
     What to do: fix the line that the finding names. If all ranks raised the same exception, look for a common cause.
 
     What could fool it: a traceback that was caught and printed counts only if the process failed afterwards and printed
-    nothing else. Logs of several hosts are ordered by time only if their stamps differ by more than two seconds. If
+    nothing else. Logs of several hosts are ordered by time only if their timestamps differ by more than two seconds. If
     the log of the rank that failed first is missing, a later failure is named.
     """
     for verdict in of_cause(trace, "failed"):
         first = verdict.events[0]
         if first.fields.get("in_thread") and ended_well(trace):
             continue  # the job did without that thread
-        said = quoted(
-            f"{first.fields.get('type') or 'a fatal error'}: {first.fields.get('message') or ''}".rstrip(": ")
-        )
+        said = _said(first)
         several = len(verdict.ranks) > 1
-        order = f"{count_noun(len(verdict.ranks), 'rank')} raised it" if several else "no earlier failure in this log"
+        order = f"{count_noun(len(verdict.ranks), 'rank')} reported it" if several else "no earlier failure in this log"
         yield finding(
             verdict,
-            f"{who(verdict.ranks, 'a process of unknown rank')} raised {said}",
+            f"{who(verdict.ranks, 'a process of unknown rank')} {said}",
             certain=(order,),
             likely=_memory_hint(first, several),
             advice=_failure_advice(_failure_kind(first), several),
@@ -49,11 +47,18 @@ def log_failure(trace: Trace) -> Iterator[Finding]:
         )
 
 
+def _said(event: Event) -> str:
+    if event.kind not in ("traceback", "fatal"):
+        return f"reported: {quoted(event.text)}"
+    kind, message = event.fields.get("type") or "a fatal error", event.fields.get("message") or ""
+    return "raised " + quoted(str(kind) if message in ("", kind) else f"{kind}: {message}")
+
+
 def _memory_hint(event: Event, several: bool) -> tuple[str, ...]:
     if event.says != "device-oom":
         return ()
     if event.detail("other_pid") is not None:
-        return (f"process {event.detail('other_pid')} holds {event.detail('other')} of the same device",)
+        return (f"process {event.detail('other_pid')} uses {event.detail('other')} of the same device",)
     return () if several else ("one rank only: its batch is larger than those of the others",)
 
 
@@ -70,27 +75,30 @@ def _failure_advice(says: str, several: bool) -> str:
         "loader-killed": "give the job more host memory or use fewer DataLoader workers",
         "shm-full": "enlarge /dev/shm (docker --shm-size=16g), or use fewer DataLoader workers",
         "loader-timeout": "find out why a worker takes so long (storage, a lock), or raise the DataLoader's timeout",
-        "duplicate-device": "bind each rank to a device by itself: torch.cuda.set_device(LOCAL_RANK)",
-        "port-taken": "end the stale process that holds the port, or choose another --master-port",
+        "duplicate-device": "bind each rank to its own device: torch.cuda.set_device(LOCAL_RANK)",
+        "hccl-start": "stop the processes of the last run, wait 10 seconds, and start the job again",
+        "no-interface": "set NCCL_SOCKET_IFNAME to an interface that all hosts have (ip addr)",
+        "nan": "check the data and the learning rate of this rank's step: the NaN spreads from there to all ranks",
+        "port-taken": "stop the stale process that holds the port, or choose another --master-port",
     }
     return cures.get(says, "fix the line that raised it" + (": all these ranks raise it" if several else ""))
 
 
 @rule("H131", "log-killed", needs=("log_events",))
 def log_killed(trace: Trace) -> Iterator[Finding]:
-    """A rank was killed: by the kernel for lack of memory, or by a signal without a message.
+    """A rank was killed: by the kernel because memory ran out, or by a signal without a message.
 
     What it means: a signal ended the process, and its peers lost their connection to it. The kernel, SLURM or
     Kubernetes may say in the log that memory ran out; otherwise the log shows only the signal.
 
-    Why it happens: SIGKILL: host or cgroup memory ran out, or somebody killed it. SIGBUS: /dev/shm or a mapped file is
-    full. SIGSEGV: a native library. SIGABRT: a C++ error.
+    Why it happens: SIGKILL: host or cgroup memory ran out, or someone killed it. SIGBUS: /dev/shm or a mapped file is
+    full. SIGSEGV: a crash in a native library. SIGABRT: a C++ error.
 
-    What to do: on SIGKILL, look at dmesg of the host for an out-of-memory kill. Give the job more memory, or use fewer
-    DataLoader workers. On SIGBUS, enlarge /dev/shm.
+    What to do: after SIGKILL, look for an out-of-memory kill in dmesg on the host. Give the job more memory, or use
+    fewer DataLoader workers. After SIGBUS, enlarge /dev/shm.
 
-    What could fool it: a bare SIGKILL is consistent with an out-of-memory kill but does not prove it. Processes that
-    the launcher itself stopped are left out, if its lines about that are in the log.
+    What could fool it: a SIGKILL alone suggests an out-of-memory kill but does not prove it. Processes that the
+    launcher stopped itself are ignored, if the log has its messages about that.
     """
     for verdict in of_cause(trace, "killed"):
         first = verdict.events[0]
@@ -101,34 +109,63 @@ def log_killed(trace: Trace) -> Iterator[Finding]:
                 or first.fields.get("by") == "OOMKilled"
             )
             limit = "the job's memory limit (cgroup)" if is_group else "the host's memory"
+            where = f" on {first.host}" if first.host else ""
             yield finding(
                 verdict,
-                f"{who(verdict.ranks)} was killed because {limit} ran out",
+                f"{who(verdict.ranks, f'a process{where}')} was killed because {limit} ran out",
                 certain=("the kernel or the scheduler reports the kill",),
                 advice="give the job more host memory, or use fewer DataLoader workers and smaller prefetch buffers",
                 action="fix-first",
             )
             continue
-        code = exit_code(first)
-        if first.kind == "exit" and code is not None and 0 < code < 128:
-            yield finding(
-                verdict,
-                f"{who(verdict.ranks)} ended with exit code {code} and printed no error",
-                certain=("the launcher reports the exit code; the other ranks only lost their connection",),
-                likely=("it called sys.exit or os._exit, or its output is missing from this log",),
-                advice="look for what ends the process (sys.exit, os._exit), and run it with its stderr kept",
-                action="collect-more",
-            )
-            continue
-        name = signal_name(first) if first.kind == "exit" else first.text.strip()
-        yield finding(
+        yield _ended(verdict)
+
+
+def _ended(verdict: Verdict) -> Finding:
+    first = verdict.events[0]
+    code = exit_code(first)
+    last = last_lines(verdict)
+    subject = who(verdict.ranks, _process(first))
+    if code is not None and 0 < code < 128:
+        several = len(verdict.ranks) > 1
+        return finding(
             verdict,
-            f"{who(verdict.ranks)} was ended by {name} without a message",
-            certain=("the launcher reports the signal; the other ranks only lost their connection",),
-            likely=_left_early(verdict) or _signal_hint(code),
-            advice=_signal_advice(exit_code(first)),
-            action="fix-first" if exit_code(first) in (-7, 135) else "collect-more",
+            f"{subject} exited with code {code} and printed no error",
+            certain=("the launcher reports the exit code",),
+            likely=(
+                f"{'they' if several else 'it'} called sys.exit or os._exit, or the output is missing from this log",
+            ),
+            notes=last,
+            advice="find out what ends the process (sys.exit, os._exit), and keep its stderr next time",
+            action="collect-more",
         )
+    if first.kind == "died":
+        return finding(
+            verdict,
+            f"{subject} died without a message",
+            certain=("Ray lost its connection to the process",),
+            likely=("Ray does not know why: it lists what could have happened",),
+            notes=last,
+            advice="look at its worker-*.err file, and for a kill: `dmesg -T | grep -i 'killed process'` on its host",
+            action="collect-more",
+        )
+    return finding(
+        verdict,
+        f"{subject} was killed by {signal_name(first)} without a message",
+        certain=("the launcher reports the signal",) if first.kind == "exit" else (),
+        likely=_left_early(verdict) or _signal_hint(code),
+        notes=last,
+        advice=_signal_advice(code),
+        action="fix-first" if code in (-7, 135) else "collect-more",
+    )
+
+
+def _process(event: Event) -> str:
+    """What is known of a process whose rank is not."""
+    pid = event.fields.get("exit_pid")
+    place = event.host or str(event.fields.get("node") or "")
+    name = f"process {pid}" if pid is not None else "a process of unknown rank"
+    return f"{name} on {place}" if place else name
 
 
 def _left_early(verdict: Verdict) -> tuple[str, ...]:
@@ -139,7 +176,7 @@ def _left_early(verdict: Verdict) -> tuple[str, ...]:
 
 def _signal_hint(code: int | None) -> tuple[str, ...]:
     if code in (-9, 137, None):
-        return ("the kernel killed it because memory ran out, or somebody ended it: the log does not show which",)
+        return ("the kernel killed it because memory ran out, or someone killed it: the log does not show which",)
     if code in (-7, 135):
         return ("/dev/shm or a memory-mapped file is full",)
     return ("a native library crashed",)
@@ -159,12 +196,12 @@ def log_stopped(trace: Trace) -> Iterator[Finding]:
 
     What it means: the scheduler or a user ended the job; no rank failed before that.
 
-    Why it happens: the time limit is too short, a job of higher priority needed the nodes, a node was lost, or somebody
+    Why it happens: the time limit is too short, a job of higher priority needed the nodes, a node was lost, or someone
     canceled the job or closed the terminal.
 
     What to do: restart it from the last checkpoint, with a longer time limit if the limit ended it.
 
-    What could fool it: somebody may cancel a job because it hangs. Then no rank has failed, and the log shows only the
+    What could fool it: someone may cancel a job because it hangs. Then no rank has failed, and the log shows only the
     cancellation. Look at the last progress of each rank.
     """
     for verdict in of_cause(trace, "scheduler"):
@@ -181,6 +218,8 @@ def log_stopped(trace: Trace) -> Iterator[Finding]:
                 "the job reached its time limit",
                 "restart it from its last checkpoint, or ask for more time",
             )
+        elif reason == "JOB REQUEUE":
+            title, advice = "the scheduler put the job back into its queue", "wait: it will start again on its own"
         elif reason in ("PREEMPTION", "PREEMPTED"):
             title, advice = "the scheduler preempted the job", "restart it from its last checkpoint"
         elif reason in ("NODE FAILURE", "NODENOTREADY"):
@@ -190,7 +229,7 @@ def log_stopped(trace: Trace) -> Iterator[Finding]:
                 "restart-without" if nodes else "restart",
             )
         elif first.kind == "scheduler":
-            title = "somebody canceled the job"
+            title = "someone canceled the job"
         chosen: Action = "restart-without" if action == "restart-without" else "restart"
         yield finding(
             verdict,
@@ -207,34 +246,41 @@ def log_stopped(trace: Trace) -> Iterator[Finding]:
 def log_device(trace: Trace) -> Iterator[Finding]:
     """A device failed: an Xid from the driver, an ECC error, or a CUDA error on one rank.
 
-    What it means: the driver or CUDA reported an error, and no rank had failed before. The number of an Xid says
-    whether the hardware or a kernel of the program is to blame.
+    What it means: the driver or CUDA reported an error, and no rank had failed before. The Xid number says whether
+    the hardware or one of the program's kernels is to blame.
 
     Why it happens: hardware: memory, NVLink or the bus. Software: a kernel that reads or writes out of bounds, an index
-    beyond a table (device-side assert).
+    out of range (device-side assert).
 
-    What to do: drain the node if the number says hardware. For CUDA errors, run with CUDA_LAUNCH_BLOCKING=1: errors are
+    What to do: drain the node if the Xid means hardware. For CUDA errors, run with CUDA_LAUNCH_BLOCKING=1: errors are
     reported later than they happen, so the line in the traceback may be the wrong one.
 
-    What could fool it: CUDA errors after a timeout are its consequence and are left out, if the order is known.
+    What could fool it: CUDA errors after a timeout are consequences of it and are ignored, if the order is known.
     """
     for verdict in of_cause(trace, "device"):
         first, hosts = verdict.events[0], hosts_of(verdict)
         number = first.fields.get("xid")
         meaning = xid_of(int(number)) if number is not None else None
-        is_hardware = meaning.is_hardware if meaning else first.says in ("device-ecc", "device-lost")
-        is_hardware |= first.kind == "switch"
+        is_hardware = meaning.is_hardware if meaning else _is_hardware(first)
         what = f"Xid {number}: {meaning.meaning}" if meaning else quoted(str(first.detail("text") or first.text))
-        place = who(verdict.ranks, "") or (hosts[0] if hosts else "")
+        owner = who(verdict.ranks, "") or (f"host {hosts[0]}" if hosts else "")
         action: Action = "fix-first" if not is_hardware else "restart-without" if hosts else "restart"
         yield finding(
             verdict,
-            f"a device failed{f' ({place})' if place else ''}: {what}",
-            certain=("it is a fault of the hardware: drain the node",) if is_hardware else (),
-            likely=() if is_hardware else ("a kernel of the program caused it",),
+            f"a device{f' of {owner}' if owner else ''} failed: {what}",
+            certain=("this is a hardware fault: drain the node",) if is_hardware else (),
+            likely=() if is_hardware else ("one of the program's kernels caused it",),
             advice=f"drain {hosts[0] if hosts else 'the node'} and run its diagnostics (dcgmi diag -r 3)"
             if is_hardware
             else "run with CUDA_LAUNCH_BLOCKING=1 to get the line, and check indices and labels",
             action=action,
             hosts=hosts if action == "restart-without" else (),
         )
+
+
+def _is_hardware(event: Event) -> bool:
+    """Also where a watchdog quotes what its device said."""
+    if event.kind == "switch" or event.says in ("device-ecc", "device-lost"):
+        return True
+    text = str(event.detail("text") or "")
+    return any(sign in text for sign in ("ECC error", "NVLink error", "GPU is lost", "no CUDA-capable device"))

@@ -12,23 +12,52 @@ from typing import Literal, NamedTuple
 from rankscope.analyze.derived import derived
 from rankscope.analyze.logs.events import (
     CONSEQUENCES,
+    TOLERANCE_NS,
     Attempt,
     Event,
     attempts_of,
     earliest,
+    ends_its_output,
     exit_code,
     is_before,
     is_cause,
+    is_last,
     surely_ended,
 )
+from rankscope.analyze.logs.exits import (
+    fatal_exits,
+    fatal_exits_before,
+    fatal_exits_not_after,
+    lone_abort,
+    mute_exits,
+    unnamed_ends,
+)
+from rankscope.analyze.logs.links import broken_links
 from rankscope.analyze.logs.watchdog import Standoff, standoff_of
 from rankscope.model.finding import Certainty
 from rankscope.model.numbers import integer, is_number, rank_number
 from rankscope.model.tables import MISSING, Trace
 
-Cause = Literal["failed", "killed", "scheduler", "device", "behind", "mismatch", "stalled", "missing", "undecided"]
+Cause = Literal[
+    "failed", "killed", "scheduler", "device", "network", "behind", "mismatch", "stalled", "missing", "undecided"
+]
 _SYSTEM = ("host-oom", "scheduler", "agent-signal")
 _OF_THE_PROGRAM = ("failed", "mismatch")  # what a restart does not mend
+# A process says of these that it is its own trouble, whoever prints it.
+_OWN_MESSAGES = (
+    *(
+        "device-assert",
+        "device-error",
+        "device-oom",
+        "shm-full",
+        "disk-full",
+        "limit",
+        "loader-killed",
+        "loader-timeout",
+    ),
+    *("port-taken", "duplicate-device", "no-interface", "nan"),
+)
+_LAST_WORDS = ("network-peer", "rendezvous")  # nothing comes after them
 _DEVICE = ("xid", "device-ecc", "device-lost")
 _DEVICE_ERRORS = (*_DEVICE, "device-error", "device-assert", "watchdog-error", "device-fault")
 
@@ -76,14 +105,73 @@ def _candidates(attempt: Attempt) -> Iterator[Verdict]:
     yield from _by_system(attempt, causes)
     yield from _by_failure(attempt, causes)
     yield from _by_report(attempt)
+    timeouts = attempt.of("watchdog-timeout")
+    yield from _by_message(attempt, _before_all(_messages(attempt), timeouts))
+    if early := fatal_exits_before(attempt, timeouts):
+        yield _killed(attempt, early)
     standoff = standoff_of(attempt)
+    on_counters = None
     if standoff is not None:
-        yield Verdict(standoff.cause, attempt, standoff.certainty, standoff.ranks, standoff.events, standoff)
+        on_counters = Verdict(standoff.cause, attempt, standoff.certainty, standoff.ranks, standoff.events, standoff)
+        if standoff.ranks:
+            yield on_counters
+    yield from _by_message(attempt, _not_after(_messages(attempt), first_timeout))
+    if fatal := fatal_exits_not_after(attempt, timeouts):
+        yield _killed(attempt, fatal)
+    if broken := broken_links(attempt):
+        yield Verdict("network", attempt, "likely", (), tuple(broken))
+    if on_counters is not None:
+        yield on_counters
     yield from _by_exit(attempt)
+    yield from _by_store(attempt)
     yield from _by_silence(attempt)
+    yield from _by_watchdog_thread(attempt)
+    yield from _undecided(attempt)
+
+
+def _undecided(attempt: Attempt) -> Iterator[Verdict]:
     waits = [event for event in attempt.events if event.says in CONSEQUENCES and event.kind != "told-to-stop"]
-    if waits and attempt.has_failed:
+    is_last_word = any(
+        is_last(attempt, event)
+        if event.kind == "traceback"
+        else event.kind in _LAST_WORDS and ends_its_output(attempt, event)
+        for event in waits
+    )
+    waits = waits or attempt.of("told-to-stop")
+    if waits and (attempt.has_failed or is_last_word):
         yield Verdict("undecided", attempt, "certain", (), tuple(earliest(waits)))
+
+
+def _messages(attempt: Attempt) -> list[Event]:
+    """What processes report about themselves without a traceback, shortly before their end or in a job that failed."""
+    said = attempt.of(*_OWN_MESSAGES)
+    return said if attempt.has_failed else [event for event in said if ends_its_output(attempt, event)]
+
+
+def _before_all(events: list[Event], timeouts: list[Event]) -> list[Event]:
+    """Of ranks that did not wait themselves, and before all that did."""
+    waited = {event.rank for event in timeouts} | {MISSING}
+    events = [event for event in events if event.rank not in waited]
+    return [event for event in events if timeouts and all(is_before(event, timeout) for timeout in timeouts)]
+
+
+def _not_after(events: list[Event], timeouts: list[Event]) -> list[Event]:
+    return [event for event in events if not any(is_before(timeout, event) for timeout in timeouts)]
+
+
+def _by_message(attempt: Attempt, said: list[Event]) -> Iterator[Verdict]:
+    if first := earliest(said):
+        is_device = first[0].kind in _DEVICE_ERRORS
+        yield Verdict("device" if is_device else "failed", attempt, "likely", _ranks(first, attempt), tuple(first))
+
+
+def _by_watchdog_thread(attempt: Attempt) -> Iterator[Verdict]:
+    """A lone watchdog that got stuck, or a lock that one rank holds; on most ranks it is not a rank's fault."""
+    holders = attempt.of("gil")
+    stuck = holders or attempt.of("watchdog-stuck")
+    ranks = {event.rank for event in stuck}
+    if ranks and MISSING not in ranks and 2 * len(ranks) < len(attempt.ranks):
+        yield Verdict("behind", attempt, "likely" if holders else "possible", tuple(sorted(ranks)), tuple(stuck))
 
 
 def _by_system(attempt: Attempt, causes: list[Event]) -> Iterator[Verdict]:
@@ -94,12 +182,19 @@ def _by_system(attempt: Attempt, causes: list[Event]) -> Iterator[Verdict]:
             yield Verdict("device", attempt, "certain", _ranks([event], attempt), (event,))
     oom = [event for event in attempt.of("host-oom") if not (causes and _is_foreign(attempt, event))]
     if oom:
-        yield Verdict("killed", attempt, "certain", _ranks(oom, attempt), tuple(oom))
+        killed = _ranks(oom, attempt) or tuple(sorted({event.rank for event in _killed_for_memory(attempt)}))
+        yield Verdict("killed", attempt, "certain", killed, (*oom, *_killed_for_memory(attempt)))
     outside = [
         event for event in attempt.of("scheduler", "agent-signal") if not _is_after_failure(attempt, event, causes)
     ]
     if outside:
         yield Verdict("scheduler", attempt, "certain", (), tuple(earliest(outside)))
+
+
+def _killed_for_memory(attempt: Attempt) -> list[Event]:
+    """SLURM says which task, the launcher which rank a SIGKILL ended."""
+    named = [event for event in attempt.exits.values() if event.fields.get("how") == "Out Of Memory"]
+    return named or [event for event in fatal_exits(attempt) if exit_code(event) in (-9, 137)]
 
 
 def _is_foreign(attempt: Attempt, event: Event) -> bool:
@@ -135,8 +230,8 @@ def _bus_number(text: str) -> int:
 def _first_xids(events: list[Event]) -> list[Event]:
     from rankscope.analyze.logs.xid import FOLLOWERS
 
-    own = [event for event in events if event.fields.get("xid") not in FOLLOWERS]
-    return own or events
+    first_faults = [event for event in events if event.fields.get("xid") not in FOLLOWERS]
+    return first_faults or events
 
 
 def _is_after_failure(attempt: Attempt, event: Event, causes: list[Event]) -> bool:
@@ -169,10 +264,22 @@ def _by_failure(attempt: Attempt, causes: list[Event]) -> Iterator[Verdict]:
     certainty: Certainty = "certain" if same and all(surely_ended(attempt, event) for event in first) else "likely"
     if len(first) > 1 and not same:
         exits = attempt.exits
-        own = [event for event in first if event.rank in exits]
-        first = own or first
+        exited = [event for event in first if event.rank in exits]
+        first = exited or first
+    if any(_is_rival(first[0], event) for event in causes):
+        certainty = "likely"
     is_device = first[0].says in _DEVICE_ERRORS
     yield Verdict("device" if is_device else "failed", attempt, certainty, ranks, tuple(first))
+
+
+def _is_rival(first: Event, other: Event) -> bool:
+    """Another failure on another rank, which no stamps show to be later: lines of a merged log may change places."""
+    if other.rank in (first.rank, MISSING) or first.rank == MISSING:
+        return False
+    if (first.fields.get("type"), first.place) == (other.fields.get("type"), other.place):
+        return False
+    moments = [event.time_ns if event.time_ns != MISSING else event.near_ns for event in (first, other)]
+    return MISSING in moments or abs(moments[0] - moments[1]) <= TOLERANCE_NS
 
 
 def _by_report(attempt: Attempt) -> Iterator[Verdict]:
@@ -208,6 +315,13 @@ def _by_report(attempt: Attempt) -> Iterator[Verdict]:
         yield Verdict("missing", attempt, "likely", tuple(sorted(absent)), tuple(missing))
 
 
+def _by_store(attempt: Attempt) -> Iterator[Verdict]:
+    """Processes that ended because they could not reach the store."""
+    failed = [event for event in attempt.saying("store-unreachable") if event.kind == "traceback"]
+    if failed and all(is_last(attempt, event) or event.fields.get("is_hooked") for event in failed):
+        yield Verdict("missing", attempt, "likely", (), tuple(earliest(failed)))
+
+
 def _awaited_rank(event: Event) -> int:
     """gloo waits for the address of each peer under a key that ends with its rank: `/default_pg/0//cpu//0/2`."""
     head, _, last = str(event.detail("keys") or "").partition(",")[0].strip().rpartition("/")
@@ -233,24 +347,22 @@ def _odd_ranks(events: list[Event]) -> tuple[tuple[int, ...], Certainty]:
     return tuple(sorted(set(calls) - set(majority[0]))), "certain"
 
 
+def _killed(attempt: Attempt, ends: list[Event]) -> Verdict:
+    ranks = tuple(sorted({event.rank for event in ends} - {MISSING}))
+    return Verdict("killed", attempt, "certain", ranks, (*ends, *attempt.saying("loader-killed")))
+
+
 def _by_exit(attempt: Attempt) -> Iterator[Verdict]:
-    """A process that a signal ended: -6 is what waiting ranks do to themselves, so it counts last."""
-    decisive = [event for event in attempt.exits.values() if exit_code(event) in (-9, -11, -7, -4, -8, 137, 139, 135)]
-    aborted = [event for event in attempt.exits.values() if exit_code(event) in (-6, 134)]
-    alone = decisive or (aborted if len(aborted) == 1 else [])
-    loader = attempt.saying("loader-killed")
-    if alone:
-        ranks = tuple(sorted({event.rank for event in alone}))
-        yield Verdict("killed", attempt, "certain", ranks, (*alone, *loader))
-    elif bare := attempt.of("killed", "segfault"):
-        yield Verdict("killed", attempt, "likely", _ranks(bare, attempt), tuple(bare))
-    else:
-        own = [event for event in attempt.of("traceback", "fatal") if not event.fields.get("is_launcher")]
-        own = [event for event in own if event.fields.get("type")]  # one without its last line explains nothing
-        speakers = {event.rank for event in own}
-        mute = [event for rank, event in attempt.exits.items() if rank not in speakers and exit_code(event)]
-        if MISSING not in speakers and len(mute) == 1 and 0 < (exit_code(mute[0]) or 0) < 128:
-            yield Verdict("killed", attempt, "likely", (mute[0].rank,), tuple(mute))
+    """A process that ended without a message: -6 is what waiting ranks do to themselves, so it counts last."""
+    if abort := lone_abort(attempt):
+        yield _killed(attempt, abort)
+    bare = unnamed_ends(attempt)
+    by_signal = [event for event in bare if event.kind in ("killed", "segfault", "died") or (exit_code(event) or 0) < 0]
+    if by_signal:
+        yield Verdict("killed", attempt, "likely", _ranks(by_signal, attempt), tuple(by_signal))
+    mute = mute_exits(attempt) or bare
+    if mute:
+        yield Verdict("killed", attempt, "likely", _ranks(mute, attempt), tuple(mute))
 
 
 def _by_silence(attempt: Attempt) -> Iterator[Verdict]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rankscope.analyze.logs.events import Attempt, Event
 from rankscope.analyze.logs.verdicts import Verdict
 from rankscope.analyze.logs.watchdog import Call
-from rankscope.analyze.logs.wording import finding, of_cause, quoted, who
+from rankscope.analyze.logs.wording import finding, last_lines, of_cause, who
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Finding, format_duration, ranks_phrase
 from rankscope.model.tables import MISSING, Trace
@@ -47,8 +47,10 @@ def _wait_notes(verdict: Verdict) -> tuple[str, ...]:
     begun, done = _communicators(attempt)
     if begun - done:
         notes.append(f"{ranks_phrase(tuple(sorted(begun - done)))} began to create a communicator and did not finish")
+    if stuck := {event.rank for event in attempt.of("watchdog-stuck")} - {MISSING}:
+        notes.append(f"the watchdog of {ranks_phrase(tuple(sorted(stuck)))} got stuck in a call of CUDA or NCCL")
     if attempt.of("unkillable"):
-        notes.append("a process did not end after SIGKILL: its host's driver or device is suspect")
+        notes.append("a process did not exit after SIGKILL: suspect the driver or the device of its host")
     return tuple(notes)
 
 
@@ -74,11 +76,11 @@ def _deed(verdict: Verdict) -> str:
     """Without any line of the rank, its log may just be missing."""
     standoff = verdict.standoff
     is_unseen = standoff is not None and set(verdict.ranks) <= set(standoff.absent)
-    return "printed nothing while its peers timed out in" if is_unseen else "did not come to"
+    return "printed nothing while its peers timed out in" if is_unseen else "did not reach"
 
 
 def _where_instead(verdict: Verdict) -> tuple[str, ...]:
-    """What a rank that did not come says about itself."""
+    """What a rank that is missing says about itself."""
     left = [event.rank for event in verdict.attempt.of("left-normally") if event.rank in verdict.ranks]
     if left:
         return (f"{who(sorted(set(left)))} reached the end of the program: its peers had more work to do",)
@@ -118,8 +120,9 @@ def log_behind(trace: Trace) -> Iterator[Finding | Effect]:
                 else "a collective that its peers were in"
             )
             waits, missing = "the other ranks report a timeout or a lost connection", ()
-        last = [event for event in verdict.attempt.of("last-output") if event.rank in verdict.ranks]
-        shown = tuple(f"last line of rank {event.rank}: {quoted(event.text)}" for event in last[:4])
+        if verdict.events[0].kind in ("watchdog-stuck", "gil"):
+            yield _as_evidence(trace, _blocked(verdict))
+            continue
         yield _as_evidence(
             trace,
             finding(
@@ -127,7 +130,7 @@ def log_behind(trace: Trace) -> Iterator[Finding | Effect]:
                 f"{who(verdict.ranks)} {_deed(verdict)} {what}",
                 certain=(waits,),
                 likely=_where_instead(verdict),
-                notes=(*missing, *shown),
+                notes=(*missing, *last_lines(verdict)),
                 advice=f"find out what {who(verdict.ranks)} did instead: its last line, "
                 f"`py-spy dump --pid PID`, or `{_RECORD}`",
                 action="collect-more",
@@ -135,10 +138,29 @@ def log_behind(trace: Trace) -> Iterator[Finding | Effect]:
         )
 
 
+def _blocked(verdict: Verdict) -> Finding:
+    """Its watchdog says itself that it could not run."""
+    is_lock = verdict.events[0].kind == "gil"
+    what = "holds the GIL" if is_lock else "did not run"
+    subject = f"a Python thread of {who(verdict.ranks)}" if is_lock else f"the watchdog thread of {who(verdict.ranks)}"
+    return finding(
+        verdict,
+        f"{subject} {what}, while the other ranks' logs show nothing like it",
+        certain=("the rank says so itself",),
+        likely=("a call of CUDA, of NCCL or of a native library does not return on this rank",),
+        notes=last_lines(verdict),
+        advice=f"get its stack while it hangs: `py-spy dump --native --pid PID`, or run it under `{_RECORD}`",
+        action="collect-more",
+    )
+
+
 def _differing(call: Call, odd: Call) -> str:
+    if call.seq == odd.seq and odd.text == call.text:  # only what comes out differs
+        sizes = f"with an output of {odd.n_out:,} elements where the others have {call.n_out:,}"
+        return f"{call.text} {sizes}, in collective {call.seq}"
     if call.seq == odd.seq:
-        return f"{odd.text} where the others called {call.text}, in collective {call.seq}"
-    return f"some ranks wait in collective {call.seq} ({call.text}), others in {odd.seq} ({odd.text})"
+        return f"{odd.text} where the others called {call.text} (collective {call.seq})"
+    return f"some ranks are waiting in collective {call.seq} ({call.text}), others in {odd.seq} ({odd.text})"
 
 
 @rule("H135", "log-mismatch", needs=("log_events",))
@@ -153,7 +175,8 @@ def log_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
 
     What to do: make the condition the same on all ranks.
 
-    What could fool it: the watchdog prints neither dtype nor root. Gloo reports sizes of two ranks, not which is wrong.
+    What could fool it: the watchdog prints neither dtype nor root. Gloo reports the sizes of two
+    ranks, but not which one is wrong.
     """
     for verdict in of_cause(trace, "mismatch"):
         standoff, first = verdict.standoff, verdict.events[0]
@@ -164,7 +187,7 @@ def log_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
             calls = " and ".join(f"{side['op'].lower()} [{side['shape']}] on rank {side['rank']}" for side in sides)
         else:
             calls = f"a peer sent {first.detail('sent')} bytes where {first.detail('expected')} were expected"
-        is_tie = not verdict.ranks or (standoff is not None and standoff.is_tie)
+        is_tie = not verdict.ranks or (standoff.is_tie if standoff is not None else _names_all(verdict))
         noun = "calls" if is_tie else "a call"
         yield _as_evidence(
             trace,
@@ -177,6 +200,12 @@ def log_mismatch(trace: Trace) -> Iterator[Finding | Effect]:
                 action="fix-first",
             ),
         )
+
+
+def _names_all(verdict: Verdict) -> bool:
+    """Reports that name a rank of each side, and no majority."""
+    named = {int(side["rank"]) for event in verdict.events for side in event.detail("sides") or ()}
+    return len(named) > 1 and named == set(verdict.ranks)
 
 
 @rule("H136", "log-stalled", needs=("log_events",))
@@ -217,36 +246,67 @@ def log_missing(trace: Trace) -> Iterator[Finding | Effect]:
 
     What it means: ranks waited in init_process_group for others that never joined.
 
-    Why it happens: a node was not started, a firewall, a wrong MASTER_ADDR or WORLD_SIZE, or a rank that failed before
-    it joined.
+    Why it happens: a node that was not started, a firewall, a wrong MASTER_ADDR or WORLD_SIZE, or a rank that failed
+    before it joined.
 
     What to do: look at the log of the missing rank, and check that it can reach the address of rank 0.
 
-    What could fool it: if the log has no line of the missing rank, only its number is known, or how many are missing.
+    What could fool it: if the log has no line of the missing ranks, only their numbers are known, or only how many are
+    missing.
     """
     for verdict in of_cause(trace, "missing"):
         first = verdict.events[0]
         joined, expected = first.detail("joined"), first.detail("expected")
+        if joined is not None and int(joined) > int(expected):
+            yield _too_many(verdict, int(joined), int(expected))
+            continue
+        if first.says == "store-unreachable":
+            yield _unreachable(verdict)
+            continue
         counted = (
             f"{joined} of {expected} ranks joined" if joined is not None else "a rank did not set its key in the store"
         )
+        joint = "the job" if int(first.detail("barrier") or 1) == 1 else "a new process group"
         yield finding(
             verdict,
-            f"{who(verdict.ranks, 'at least one rank')} did not join the job: {counted}",
-            certain=("the ranks that report it were there and waited",),
+            f"{who(verdict.ranks, 'at least one rank')} did not join {joint}: {counted}",
+            certain=("the ranks that report it were waiting",),
             advice="look at the log of the missing rank; check MASTER_ADDR, WORLD_SIZE and the firewall",
             action="collect-more",
         )
+
+
+def _unreachable(verdict: Verdict) -> Finding:
+    where = str(verdict.events[0].detail("where") or "its address")
+    return finding(
+        verdict,
+        f"the job's store at {where} does not answer: the job did not start",
+        certain=("the processes that report it ended for that reason",),
+        likely=("rank 0 was not started or ended early, or the address, the port or a firewall is wrong",),
+        advice="look at the log of rank 0, then check MASTER_ADDR, MASTER_PORT and the firewall",
+        action="collect-more",
+    )
+
+
+def _too_many(verdict: Verdict, joined: int, expected: int) -> Finding:
+    return finding(
+        verdict,
+        f"{joined} ranks joined where {expected} were expected: two jobs or two attempts share one store",
+        certain=("the ranks that report it were there and waited",),
+        likely=("the store kept the keys of an earlier attempt, or WORLD_SIZE is not the same on all ranks",),
+        advice="use another --master-port or another file for each start, and the same WORLD_SIZE on all ranks",
+        action="fix-first",
+    )
 
 
 @rule("H138", "log-undecided", needs=("log_events",))
 def log_undecided(trace: Trace) -> Iterator[Finding | Effect]:
     """The job failed, but its log does not show which rank caused it.
 
-    What it means: the log holds only what the failure did to others: timeouts, lost connections, SIGTERM. No
-    rank can be named without guessing.
+    What it means: the log shows only what the failure did to the other ranks: timeouts, lost connections, SIGTERM.
+    Naming a rank would be a guess.
 
-    Why it happens: the log of the rank that failed first is missing or cut, or it ended without a message.
+    Why it happens: the log of the rank that failed first is missing or cut, or that rank died without a message.
 
     What to do: collect what the finding names.
 
@@ -254,6 +314,10 @@ def log_undecided(trace: Trace) -> Iterator[Finding | Effect]:
     """
     for verdict in of_cause(trace, "undecided"):
         known = verdict.attempt.ranks
+        standoff = verdict.standoff
+        advice = _UNMERGED if standoff and standoff.is_merged else _WAIT_MORE
+        if standoff and standoff.absent:
+            advice = f"give the log of {ranks_phrase(standoff.absent)}, too: all others waited, and it is not here"
         absent = sorted(set(range(verdict.attempt.world_size)) - known)
         yield _as_evidence(
             trace,
@@ -265,7 +329,7 @@ def log_undecided(trace: Trace) -> Iterator[Finding | Effect]:
                     *((f"the log has no line of {ranks_phrase(tuple(absent))}",) if absent else ()),
                     *_wait_notes(verdict),
                 ),
-                advice=_UNMERGED if verdict.standoff and verdict.standoff.is_merged else _WAIT_MORE,
+                advice=advice,
                 action="collect-more",
                 severity="warning",
             ),

@@ -85,10 +85,10 @@ def standoff_of(attempt: Attempt) -> Standoff | None:
     odd = [other for other, _ in common[1:] if _differs(call, other)]
     if odd:
         is_tie = common[0][1] == common[1][1]
-        ranks = {rank for rank, own in known.items() if own != call} if not is_tie else set(known)
+        ranks = {rank for rank, its_call in known.items() if its_call != call} if not is_tie else set(known)
         certainty: Certainty = "likely" if is_tie else "certain"
         return base._replace(cause="mismatch", certainty=certainty, ranks=_sorted(ranks), odd=odd[0], is_tie=is_tie)
-    ahead = {rank for rank, own in calls.items() if own.seq > lowest}
+    ahead = {rank for rank, its_call in calls.items() if its_call.seq > lowest}
     is_unnamed = (group, desc) == ("", "")  # up to torch 2.1: calls of several groups look alike
     if ahead and (call.op in _ONE_SIDED or is_unnamed):
         return base
@@ -111,7 +111,7 @@ def _who_is_missing(attempt: Attempt, waiting: set[int], base: Standoff) -> Stan
     world = set(range(attempt.world_size))
     if base.desc not in ("default_pg", "") or base.group not in ("0", "default_pg", ""):
         return base._replace(cause="stalled", certainty="likely") if len(world) > 1 and world <= waiting else base
-    waiting = waiting | _own_watchdogs(attempt)
+    waiting = waiting | _own_watchdogs(attempt) | _said_to_wait(attempt)
     silent = attempt.ranks - waiting
     counted = {event.rank: int(event.fields["enqueued"]) for event in attempt.of("dump-signal") if event.rank in silent}
     behind = {rank for rank, enqueued in counted.items() if enqueued < base.call.seq}
@@ -120,20 +120,43 @@ def _who_is_missing(attempt: Attempt, waiting: set[int], base: Standoff) -> Stan
     absent = world - waiting - set(counted)
     mute = absent & attempt.ranks  # their log is here: they were silent while their peers timed out
     suspects = mute or absent
+    unseen = _sorted(absent - mute)
+    if absent and not mute and _have_their_start(attempt, waiting):
+        return base._replace(absent=unseen)
     if suspects and len(absent) * 2 < len(world):
         certainty: Certainty = "likely" if mute else "possible"
-        unseen = _sorted(absent - mute)
         return base._replace(cause="behind", certainty=certainty, ranks=_sorted(suspects), absent=unseen)
     if not absent and not counted and len(waiting) > 1:
         return base._replace(cause="stalled", certainty="likely")
     return base
 
 
+def _have_their_start(attempt: Attempt, waiting: set[int]) -> bool:
+    """All who wait printed something before that: a rank without even this is one whose log is not here."""
+    firsts: dict[int, list[Event]] = {}
+    for event in attempt.of("last-output"):
+        firsts.setdefault(event.rank, []).append(event)
+    timeouts = [event for event in attempt.of("watchdog-timeout") if event.rank in waiting]
+    begun = {
+        timeout.rank
+        for timeout in timeouts
+        for first in firsts.get(timeout.rank, ())
+        if first.file_id == timeout.file_id and int(first.fields.get("first_line", first.line)) < timeout.line
+    }
+    return len(begun) > 1 and begun == {event.rank for event in timeouts}
+
+
 def _own_watchdogs(attempt: Attempt) -> set[int]:
     """Ranks that waited themselves, by any line of their watchdog: not every line of a log survives."""
-    own = {event.rank for event in attempt.of(*_WAITED)}
-    own |= {event.rank for event in attempt.of("dump-signal") if event.fields.get("by") == "this local rank"}
-    return own - {MISSING}
+    waiting = {event.rank for event in attempt.of(*_WAITED)}
+    waiting |= {event.rank for event in attempt.of("dump-signal") if event.fields.get("by") == "this local rank"}
+    return waiting - {MISSING}
+
+
+def _said_to_wait(attempt: Attempt) -> set[int]:
+    """Ranks whose prefix is lost: their own number is one inside a group, good enough not to accuse them."""
+    lost = [event for event in attempt.of("watchdog-timeout") if event.rank == MISSING]
+    return {int(event.fields["said_rank"]) for event in lost if "said_rank" in event.fields}
 
 
 def _by_group(attempt: Attempt) -> dict[tuple[str, str], dict[int, _Seen]]:
@@ -145,8 +168,8 @@ def _by_group(attempt: Attempt) -> dict[tuple[str, str], dict[int, _Seen]]:
         if event.rank == MISSING:
             continue
         seq = int(event.fields["seq"])
-        own = next((each for each in status if each.rank == event.rank and each.fields.get("seq") == seq), None)
-        named = own.fields if own is not None and "group" in own.fields else event.fields
+        counters = next((each for each in status if each.rank == event.rank and each.fields.get("seq") == seq), None)
+        named = counters.fields if counters is not None and "group" in counters.fields else event.fields
         key = (str(named.get("group", "")), str(named.get("desc", "")))
         if event.kind == "watchdog-status" and any(event.rank in seen for seen in groups.values()):
             continue  # said already, by the line before it

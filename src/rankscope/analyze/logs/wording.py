@@ -65,7 +65,7 @@ def finding(verdict: Verdict, title: str, **words: Unpack[Words]) -> Finding:
     quotes = [f"{place_line(event)}: {quoted(event.text)}" for event in shown if event.text]
     repeated = ("an earlier attempt failed in the same way: it will fail again",) if verdict.is_repeated else ()
     wrong_root = _wrong_root(verdict)
-    place = decisive.place if decisive and verdict.cause in ("failed", "device", "mismatch") else None
+    location = decisive.place if decisive and verdict.cause in ("failed", "device", "mismatch") else None
     return Finding(
         severity=words.get("severity", "error"),
         certainty=verdict.certainty,
@@ -73,7 +73,7 @@ def finding(verdict: Verdict, title: str, **words: Unpack[Words]) -> Finding:
         ranks=verdict.ranks,
         group=GroupRef(standoff.group, standoff.desc, standoff.waiting, True) if standoff and standoff.group else None,
         collective=CollectiveRef(standoff.call.seq, standoff.call.name) if standoff else None,
-        location=place,
+        location=location,
         peer_location=_waiting_at(verdict),
         evidence=Evidence(
             certain=(*words.get("certain", ()), *repeated),
@@ -99,7 +99,13 @@ def _wrong_root(verdict: Verdict) -> tuple[str, ...]:
     named = sorted({event.rank for event in roots if event.rank != MISSING} - set(verdict.ranks))
     if not named or not verdict.ranks:
         return ()
-    return (f'torchrun names {ranks_phrase(tuple(named))} as "root cause": it only ended first',)
+    return (f'torchrun names {ranks_phrase(tuple(named))} as "root cause", but that rank only ended first',)
+
+
+def last_lines(verdict: Verdict) -> tuple[str, ...]:
+    """What the culprits printed last: where they were."""
+    last = [event for event in verdict.attempt.of("last-output") if event.rank in verdict.ranks]
+    return tuple(f"last line of rank {event.rank}: {quoted(event.text)}" for event in last[:_MAX_SHOWN])
 
 
 def hosts_of(verdict: Verdict) -> list[str]:

@@ -102,12 +102,12 @@ class Writer:
         if latest is None:
             return
         values = state_values(group, latest)
-        if is_still and self._is_worth_telling(group, state, now):
+        if is_still and self._needs_details(group, state, now):
             values[detail_key(group.name, group.rank)] = encode_detail(layout.detail(group, latest, self._speaker))
             self._detailed[group.local_id] = _Seen(state, now)
         self._send(group, values)
 
-    def _is_worth_telling(self, group: Group, state: tuple[int, bool, int], now: float) -> bool:
+    def _needs_details(self, group: Group, state: tuple[int, bool, int], now: float) -> bool:
         """Details are written once for each state, and again now and then: the main thread may have moved on."""
         last = self._detailed.get(group.local_id)
         return last is None or last.state != state or now - last.since >= _TELL_AGAIN_SECONDS

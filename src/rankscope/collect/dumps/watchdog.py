@@ -21,7 +21,7 @@ _REASONS: dict[Phase, str] = {
     "joining": "init_process_group has not returned for {} s",
     "running": STALLED + "{} s",
     "left": "the process has not ended for {} s since destroy_process_group",
-    "exiting": "the interpreter has not ended for {} s: a thread that is no daemon still runs",
+    "exiting": "the interpreter has not ended for {} s: a non-daemon thread is still running",
 }
 # A job may well prepare its data for an hour, or evaluate one after its last collective: nothing is printed then.
 _TOLD: tuple[Phase, ...] = ("joining", "running", "exiting")

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -30,6 +31,8 @@ _kept: list[Any] = []  # faulthandler does not keep a file open
 def install(folder: Path) -> None:
     """From now on workers that this process starts by forking can be asked."""
     global _folder
+    if "torch" not in sys.modules:  # which takes seconds to import, and nobody else wants it
+        return
     from torch.utils.data._utils import worker
 
     if _folder is None:

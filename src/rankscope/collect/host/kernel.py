@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 
 _FIRST_IS_FILE = ("read", "write", "pread64", "pwrite64", "readv", "writev", "fsync", "fdatasync", "recvfrom", "sendto")
 RUNS, SLEEPS, DISK = "R", "S", "D"
 PAGE_FAULT = "page fault"
+_STANDARD = {1: "stdout", 2: "stderr"}
+_MAX_ENDS = 256  # sockets whose other end is kept
+_MAX_CONNECTIONS = 1 << 22  # bytes of the table of connections that are looked through
 _MAX_TASKS = 256  # threads that are looked at, of a process with more
 # Calls that a thread sleeps in, by their number.
 _CALLS = {
@@ -61,6 +66,7 @@ class Counters:
     def __init__(self, thread: int) -> None:
         self._task = f"/proc/self/task/{thread}"
         self._calls = _CALLS.get(os.uname().machine, {}) if hasattr(os, "uname") else {}
+        self._ends: dict[str, str] = {}
         self._times, self._call = Standing(f"{self._task}/schedstat"), Standing(f"{self._task}/syscall")
 
     def close(self) -> None:
@@ -88,15 +94,40 @@ class Counters:
         if call not in _FIRST_IS_FILE:
             return SLEEPS, call
         try:
-            return SLEEPS, f"{call} {os.readlink(f'/proc/self/fd/{int(rest.split()[0], 16)}')}"[:200]
+            return SLEEPS, f"{call} {self._target(int(rest.split()[0], 16))}"[:200]
         except (OSError, ValueError, IndexError):
             return SLEEPS, call
+
+    def _target(self, descriptor: int) -> str:
+        """The file behind it; of a socket the other end, looked up once."""
+        link = os.readlink(f"/proc/self/fd/{descriptor}")
+        if link.startswith("socket:["):
+            if link not in self._ends and len(self._ends) < _MAX_ENDS:
+                self._ends[link] = other_end(link[8:-1])
+            return self._ends.get(link) or link
+        return f"{_STANDARD[descriptor]} ({link})" if descriptor in _STANDARD else link
 
     def _state_without_call(self) -> tuple[str, str]:
         self._call.reopen()
         state = text(f"{self._task}/stat").rpartition(")")[2].split()[:1]
         name = text(f"{self._task}/wchan").strip() if state and state[0] != RUNS else ""
         return (state[0] if state else ""), "" if name == "0" else name[:80]
+
+
+def other_end(inode: str) -> str:
+    """Address and port that a TCP socket of this process is connected to; empty if there is none."""
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        try:
+            with open(f"/proc/self/net/{name}", encoding="ascii") as stream:
+                rows = (line.split() for line in stream.readlines(_MAX_CONNECTIONS))
+                remote = next((row[2] for row in rows if len(row) > 9 and row[9] == inode), "")
+            address, _, port = remote.partition(":")
+            words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]
+            if words:
+                return f"{socket.inet_ntop(family, b''.join(words))} port {int(port, 16)}"
+        except (OSError, ValueError):
+            continue
+    return ""
 
 
 def cpu_of(thread: int) -> int:

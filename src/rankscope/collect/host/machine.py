@@ -61,7 +61,7 @@ def second() -> list[int]:
             available = int(line.split()[1]) << 10
             break
     words = text("/proc/self/stat").rpartition(")")[2].split()
-    faults, threads, resident = (int(words[place]) for place in (9, 17, 21)) if len(words) > 21 else (0, 0, 0)
+    faults, threads, resident = (int(words[position]) for position in (9, 17, 21)) if len(words) > 21 else (0, 0, 0)
     load = int(100 * os.getloadavg()[0]) if hasattr(os, "getloadavg") else 0
     pages = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
     return [read, written, resident * pages, threads, faults, cpu_of_process_ns(), available, _busy_ns(), load]
@@ -72,4 +72,4 @@ def _busy_ns() -> int:
     words = text("/proc/stat").partition("\n")[0].split()
     if len(words) < 9 or words[0] != "cpu":
         return 0
-    return sum(int(words[place]) for place in (1, 2, 3, 6, 7, 8)) * _TICK_NS
+    return sum(int(words[position]) for position in (1, 2, 3, 6, 7, 8)) * _TICK_NS

@@ -16,6 +16,7 @@ from rankscope.collect.measures.hooks import Function, Hooks
 
 GC, LOADING, SAVING, OPTIMIZER, COMPILE = "gc", "loading", "saving", "optimizer", "compile"
 BACKWARD, EVALUATION, RANGE = "backward", "evaluation", "range"
+RECORDING, PROFILED = "recording", "profiled"  # work of the collector itself, and steps that it slows down
 SHORTEST_NS = 500_000  # what takes less explains no delay
 LONGEST_SHORT_NS = 1_000_000_000  # marks that are longer are kept, however many there are
 _MAX_WAITING = 10_000
@@ -103,8 +104,8 @@ class Marks:
         """In the job's own thread, once per step: modules that it has imported since."""
         for module in [name for name in self._later if name in sys.modules]:
             for owner, name, kind, label in self._later.pop(module):
-                place = sys.modules[module]
-                target = getattr(place, owner, None) if owner else place
+                container = sys.modules[module]
+                target = getattr(container, owner, None) if owner else container
                 if target is not None:
                     self._hooks.replace(target, name, functools.partial(self._watched, kind, label))
         for context in [context for context in self._contexts if context[0] in sys.modules]:
@@ -139,6 +140,10 @@ class Marks:
         end = time.time_ns()
         if end - start_ns >= self.shortest_ns and len(self._ready) < _MAX_WAITING:
             self._ready.append((kind, start_ns, end, name))
+
+    def add_ours(self, kind: str, start_ns: int) -> None:
+        """Always kept: what the collector does is no fault of the rank."""
+        self._ready.append((kind, start_ns, time.time_ns(), ""))
 
     def _on_collection(self, phase: str, about: dict[str, int]) -> None:
         if phase == "start":

@@ -7,6 +7,8 @@ import time
 from collections.abc import Generator
 from typing import NamedTuple
 
+from rankscope.collect.host.marks import RECORDING
+from rankscope.collect.host.sampler import Host
 from rankscope.collect.metrics import Metrics
 from rankscope.collect.part import Part
 from rankscope.collect.profile import steps
@@ -110,7 +112,7 @@ class Profiling(Part):
         """Does what is due between the step that has ended and the next one."""
         if self._session is not None and not self._session.is_in_own_thread():
             return  # a job that trains in several threads: torch's profiler belongs to the one it was started in
-        began = time.monotonic_ns()
+        began, began_ns = time.monotonic_ns(), time.time_ns()
         try:
             with self._sharing.by_us():
                 next(self._script)
@@ -123,6 +125,9 @@ class Profiling(Part):
         metrics = self.run.part(Metrics.NAME)
         if isinstance(metrics, Metrics):
             metrics.leave_out(time.monotonic_ns() - began)
+        host = self.run.part(Host.NAME)
+        if isinstance(host, Host):
+            host.marks.add_ours(RECORDING, began_ns)
 
     def _follow_settings(self) -> _Steps:
         settings, rank = self.run.settings, self.run.rank

@@ -8,9 +8,12 @@ import mmap
 import os
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+from rankscope.collect.host.marks import PROFILED
+from rankscope.collect.host.sampler import Host
 from rankscope.collect.profile.ranges import mark_of_step
 from rankscope.collect.run import Run
 from rankscope.collect.settings import Settings
@@ -42,6 +45,7 @@ class Session:
         self._kineto: Any = None
         self._observer: Any = None
         self._mark: Any = None
+        self._began_ns = 0
 
     def is_in_own_thread(self) -> bool:
         return threading.get_ident() == self._thread
@@ -60,7 +64,7 @@ class Session:
     def start(self) -> None:
         if name := self._names[EXECUTION_TRACE]:
             self._observer = self._register(name)
-        self.is_recording = True
+        self.is_recording, self._began_ns = True, time.time_ns()
         if self._kineto is None:
             self._observer.start()
             return
@@ -91,6 +95,9 @@ class Session:
             self._observer.cleanup()
         self.is_recording = False
         self._is_over.set()
+        host = self._run.part(Host.NAME)
+        if self._began_ns and isinstance(host, Host):
+            host.marks.add_ours(PROFILED, self._began_ns)
 
     def keep(self, cut: int = 0) -> None:
         """Puts the files into the folder; `cut` is the number of a step that did not end."""

@@ -30,11 +30,11 @@ def run_job(mesh: Mesh, conditions: Conditions, n_steps: int) -> JobRun:
     meetings: list[Meeting] = []
     for step in range(n_steps):
         runs = tuple(
-            _run_host(program, conditions, jitter, (rank, step), begin_ns)
+            _run_host(program, conditions, jitter, rank, step, begin_ns)
             for rank, (program, begin_ns) in enumerate(zip(programs, ready_ns, strict=True))
         )
         devices = [
-            Device(rank, run, _device_costs_ns(run.program, conditions, jitter, (rank, step)))
+            Device(rank, run, _device_costs_ns(run.program, conditions, jitter, rank, step))
             for rank, run in enumerate(runs)
         ]
         together = DeviceStep(mesh, conditions, jitter, step)
@@ -61,12 +61,12 @@ def _programs(mesh: Mesh, conditions: Conditions) -> list[StepProgram]:
 
 
 def _run_host(
-    program: StepProgram, conditions: Conditions, jitter: Jitter, rank_and_step: tuple[int, int], begin_ns: int
+    program: StepProgram, conditions: Conditions, jitter: Jitter, rank: int, step: int, begin_ns: int
 ) -> RankRun:
-    factors = jitter.factors(len(program.costs_ns), "host", rank_and_step)
-    slowness = conditions.host_factor.get(rank_and_step[0], 1.0)
+    factors = jitter.factors(len(program.costs_ns), "host", (rank, step))
+    slowness = conditions.host_factor.get(rank, 1.0)
     costs = [int(cost * factor * slowness) for cost, factor in zip(program.costs_ns, factors, strict=True)]
-    kind, pause_ns = conditions.pauses.get(rank_and_step, ("", 0))
+    kind, pause_ns = conditions.pauses.get((rank, step), ("", 0))
     if kind:
         costs[program.pauses[kind]] += pause_ns
     unknown = bytes(array("q").itemsize * len(program.work))
@@ -75,11 +75,9 @@ def _run_host(
     )
 
 
-def _device_costs_ns(
-    program: StepProgram, conditions: Conditions, jitter: Jitter, rank_and_step: tuple[int, int]
-) -> list[int]:
-    factors = jitter.factors(len(program.work), "device", rank_and_step)
-    slowness = conditions.kernel_factor.get(rank_and_step[0], 1.0)
+def _device_costs_ns(program: StepProgram, conditions: Conditions, jitter: Jitter, rank: int, step: int) -> list[int]:
+    factors = jitter.factors(len(program.work), "device", (rank, step))
+    slowness = conditions.kernel_factor.get(rank, 1.0)
     return [
         int(work.cost_ns * factor * (slowness if work.category == "kernel" else 1.0))
         for work, factor in zip(program.work, factors, strict=True)

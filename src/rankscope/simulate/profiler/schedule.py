@@ -124,9 +124,9 @@ class _TrainStep:
         ):
             host.pause("compile")
 
-    def _run_forward(self, operator: Operator, place: tuple[int, int, int]) -> None:
+    def _run_forward(self, operator: Operator, position: tuple[int, int, int]) -> None:
         host = self.host
-        sequence = self.sequences[place] = host.n_sequences
+        sequence = self.sequences[position] = host.n_sequences
         host.n_sequences += 1
         host.spend(5_000)
         *outer, innermost = operator.names

@@ -103,10 +103,10 @@ def _with_groups(calls: Calls, library: Array, functional: Array) -> Calls:
     within = library[functional[library] != MISSING]
     within = within[np.lexsort((calls.turn[within], functional[within]))]
     _, first = np.unique(functional[within], return_index=True)
-    own = within[first]
-    own = own[calls.op[own] == calls.op[functional[own]]]
+    made = within[first]
+    made = made[calls.op[made] == calls.op[functional[made]]]
     group_name = calls.group_name.copy()
-    group_name[own] = calls.group_name[functional[own]]
+    group_name[made] = calls.group_name[functional[made]]
     return replace(calls, group_name=group_name)
 
 

@@ -182,11 +182,11 @@ def _evenly_spaced(word: _Words) -> tuple[int, ...]:
     return tuple(range(word.first_rank, word.first_rank + word.size * word.stride, word.stride))
 
 
-def _global_ranks(members: list[_Members], code: Array, place: Array) -> Array:
+def _global_ranks(members: list[_Members], code: Array, position: Array) -> Array:
     """The ranks at places in groups; MISSING where the group has no such place, or the possible groups differ."""
     known: dict[tuple[int, int], int] = {}
-    for group, at in set(zip(code.tolist(), place.tolist(), strict=True)):
+    for group, at in set(zip(code.tolist(), position.tolist(), strict=True)):
         ranks = {ranks[at] for ranks in members[group].possible if 0 <= at < len(ranks)}
         known[group, at] = ranks.pop() if len(ranks) == 1 else MISSING
-    pairs = zip(code.tolist(), place.tolist(), strict=True)
+    pairs = zip(code.tolist(), position.tolist(), strict=True)
     return np.fromiter((known[pair] for pair in pairs), np.int64, len(code))

@@ -75,19 +75,19 @@ def runners(trace: Trace, called: Called) -> Runners:
 def _comms_of_nodes(trace: Trace) -> dict[str, Array]:
     """What the profiler noted of collectives, and the place of the node that each belongs to."""
     links = trace.table("et_links")
-    place = np.flatnonzero(links.array("profile_id") != MISSING)
-    linked = {name: links.array(name)[place] for name in ("rank", "op_id", "annotation_id")}
-    linked |= {"file_id": links.array("profile_id")[place], "place": place}
+    node = np.flatnonzero(links.array("profile_id") != MISSING)
+    linked = {name: links.array(name)[node] for name in ("rank", "op_id", "annotation_id")}
+    linked |= {"file_id": links.array("profile_id")[node], "place": node}
     return trace.sql(_SEEN, linked_nodes=linked).columns()
 
 
 def _chosen(columns: dict[str, Array], called: Called, run: Array) -> Seen:
-    place, n_calls = columns["place"], len(called.calls)
-    call = called.call_of_node[place]
+    node, n_calls = columns["place"], len(called.calls)
+    call = called.call_of_node[node]
     call_of_run = np.full(len(called.call_of_node), MISSING, np.int64)
     has_run = np.flatnonzero(run != MISSING)
     call_of_run[run[has_run]] = has_run
-    call = np.where(columns["kernel_id"] == MISSING, call_of_run[place], call)
+    call = np.where(columns["kernel_id"] == MISSING, call_of_run[node], call)
     # Of several kernels the longest is the one that moves the data.
     rows = np.flatnonzero(call != MISSING)
     rows = rows[np.argsort(columns["duration_ns"][rows], kind="stable")]

@@ -57,10 +57,10 @@ def _told(first: Array, second: Array) -> Array:
 
 def _runner_columns(trace: Trace, calls: Calls, run: Runners) -> dict[str, Array | Text]:
     has_kernel = run.seen.kernel_id != MISSING
-    place = np.where(run.run == MISSING, calls.place, run.run)
+    node = np.where(run.run == MISSING, calls.place, run.run)
     return {
         "runner": Text(has_kernel.astype(np.int32), ["node", "kernel"]),
-        "runner_id": np.where(has_kernel, run.seen.kernel_id, nodes_of(trace).node_id[place]),
+        "runner_id": np.where(has_kernel, run.seen.kernel_id, nodes_of(trace).node_id[node]),
         "runner_file_id": np.where(has_kernel, run.seen.profile_id, calls.file_id).astype(np.int32),
     }
 
@@ -109,9 +109,9 @@ def _places(calls: Calls, groups: Memberships, ends: _Ends, seq: Array) -> Array
     group = numbered(groups.name.codes, groups.ranks.codes, is_p2p, ends.src, ends.dst, calls.tag)
     is_numbered = np.bincount(group, is_p2p | (seq == MISSING)) == 0
     # A rank may have several traces, one per window, which follow each other.
-    own = numbered(np.where(calls.rank == MISSING, calls.file_id, MISSING), calls.rank, group)
-    order = np.argsort(own, kind="stable")
-    first = np.searchsorted(own[order], own)
+    series = numbered(np.where(calls.rank == MISSING, calls.file_id, MISSING), calls.rank, group)
+    order = np.argsort(series, kind="stable")
+    first = np.searchsorted(series[order], series)
     counted = np.empty(len(calls), np.int64)
     counted[order] = np.arange(len(calls))
     return np.where(is_numbered[group], seq, counted - first)

@@ -83,9 +83,9 @@ def _places(nodes: HostNodes, kernels: Kernels) -> tuple[Array, Array, Array]:
     event = np.concatenate((rows, n_nodes + by_end))[merged]
     time = np.concatenate((nodes.time, nodes.end_time[by_end]))[merged]
     order = np.argsort(np.concatenate((time, kernels.time)), kind="stable")
-    place = np.empty(len(order), np.int64)
-    place[np.concatenate((event, 2 * n_nodes + np.arange(len(kernels.time))))[order]] = np.arange(len(order))
-    return place[:n_nodes], place[n_nodes : 2 * n_nodes], place[2 * n_nodes :]
+    position = np.empty(len(order), np.int64)
+    position[np.concatenate((event, 2 * n_nodes + np.arange(len(kernels.time))))[order]] = np.arange(len(order))
+    return position[:n_nodes], position[n_nodes : 2 * n_nodes], position[2 * n_nodes :]
 
 
 class HostNodes(NamedTuple):
@@ -220,11 +220,11 @@ def _ends(thread: Array, position: Array, begin: Array, end: Array, last_row: Ar
     Durations may have been taken from other steps.
     """
     by_thread = np.lexsort((np.arange(len(thread)), thread))
-    place = np.empty(len(thread), np.int64)
-    place[by_thread] = np.arange(len(thread))
+    by_begin = np.empty(len(thread), np.int64)
+    by_begin[by_thread] = np.arange(len(thread))
     by_end = np.lexsort((position, thread))
     last_inside = np.empty(len(thread), np.int64)
-    last_inside[by_end] = np.maximum.accumulate(place[by_end]) if len(place) else place
+    last_inside[by_end] = np.maximum.accumulate(by_begin[by_end]) if len(by_begin) else by_begin
     following = by_thread[np.minimum(last_inside + 1, len(thread) - 1)]
     is_last = (last_inside + 1 >= len(thread)) | (thread[following] != thread)
     latest = np.where(is_last, end, begin[following])
@@ -339,9 +339,9 @@ class _NodeOps(NamedTuple):
         if not len(self.key):
             return np.full(len(op_id), MISSING)
         key = process * self.n_ops + op_id
-        place = np.minimum(np.searchsorted(self.key, key), len(self.key) - 1)
-        is_found = (self.key[place] == key) & (op_id >= 0) & (op_id < self.n_ops)
-        return np.where(is_found, self.row[place], MISSING)
+        position = np.minimum(np.searchsorted(self.key, key), len(self.key) - 1)
+        is_found = (self.key[position] == key) & (op_id >= 0) & (op_id < self.n_ops)
+        return np.where(is_found, self.row[position], MISSING)
 
 
 def _nodes_around(trace: Trace, ops: _NodeOps, process: Array, op_id: Array) -> Array:
@@ -352,7 +352,7 @@ def _nodes_around(trace: Trace, ops: _NodeOps, process: Array, op_id: Array) -> 
     order = np.lexsort((tree.columns["op_id"], tree.columns["process"]))
     known = tree.columns["process"][order], tree.columns["op_id"][order]
     n_ops = max(int(known[1].max(initial=0)), int(op_id.max(initial=0))) + 1
-    place = np.searchsorted(known[0] * n_ops + known[1], process * n_ops + op_id)
-    place = np.minimum(place, len(order) - 1)
-    is_found = (known[0][place] == process) & (known[1][place] == op_id)
-    return np.where(is_found, around[order[place]], MISSING)
+    position = np.searchsorted(known[0] * n_ops + known[1], process * n_ops + op_id)
+    position = np.minimum(position, len(order) - 1)
+    is_found = (known[0][position] == process) & (known[1][position] == op_id)
+    return np.where(is_found, around[order[position]], MISSING)

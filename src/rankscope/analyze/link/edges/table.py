@@ -246,15 +246,15 @@ def _releases(graph: Graph) -> Edges:
     is_idle, since = _idle_and_running(graph, ops)
     # All starts and ends of a file, in order.
     node = np.concatenate((ops, ops))
-    place = np.concatenate((graph.start[ops], graph.end[ops]))
-    order = np.lexsort((place, nodes.file_id[node]))
-    event, thread, place = node[order], nodes.thread[node[order]], place[order]
+    moment = np.concatenate((graph.start[ops], graph.end[ops]))
+    order = np.lexsort((moment, nodes.file_id[node]))
+    event, thread, moment = node[order], nodes.thread[node[order]], moment[order]
     is_start = order < len(ops)
     changes = np.zeros(len(event), bool)
     changes[1:] = (thread[1:] != thread[:-1]) & (nodes.file_id[event[1:]] == nodes.file_id[event[:-1]])
     later = np.flatnonzero(changes & is_start & is_idle[event])
     source, target = event[later - 1], event[later]
-    idle_since = Timeline(place, thread, place).last(thread[later], place[later] - 1)
+    idle_since = Timeline(moment, thread, moment).last(thread[later], moment[later] - 1)
     return Edges(source, target).chosen(idle_since < since[source])
 
 
@@ -337,8 +337,10 @@ def _from_last(runner: Array, rank: Array, logical: Array, is_last: Array, is_ti
 def _vertices(graph: Graph, is_node: Array, file_id: Array, rank: Array, number: Array) -> Array:
     """MISSING for what is no vertex."""
     known = np.flatnonzero(graph.is_vertex)
-    own = (known < graph.n_nodes, graph.file_id[known], graph.rank[known], graph.number[known])
-    combined = numbered(*(np.concatenate(pair) for pair in zip(own, (is_node, file_id, rank, number), strict=True)))
+    vertices = (known < graph.n_nodes, graph.file_id[known], graph.rank[known], graph.number[known])
+    combined = numbered(
+        *(np.concatenate(pair) for pair in zip(vertices, (is_node, file_id, rank, number), strict=True))
+    )
     vertex = np.full(int(combined.max(initial=0)) + 1, MISSING)
     vertex[combined[: len(known)]] = known
     return vertex[combined[len(known) :]]

@@ -68,8 +68,8 @@ class _Moments(NamedTuple):
     n_places: int
 
     @classmethod
-    def of(cls, memory: Array, place: Array, node: Array, n_places: int) -> _Moments:
-        key = memory * n_places + place
+    def of(cls, memory: Array, moment: Array, node: Array, n_places: int) -> _Moments:
+        key = memory * n_places + moment
         order = np.argsort(key)
         return cls(key[order], node[order], n_places)
 
@@ -135,17 +135,17 @@ def _any_in_group(group: Array, flags: Array) -> Array:
 def written_arguments(schema: str) -> int:
     """A bit for each argument that an operator writes to, by its signature: Tensor(a!) self."""
     depth, argument, written = 0, 0, 0
-    start = place = schema.find("(") + 1
-    for place, sign in enumerate(schema[start:], start):
+    start = position = schema.find("(") + 1
+    for position, sign in enumerate(schema[start:], start):
         if sign in "([":
             depth += 1
         elif sign in ")]":
             depth -= 1
         if depth < 0 or (sign == "," and not depth):
-            text = schema[start:place].strip()
+            text = schema[start:position].strip()
             written |= bool(_WRITTEN.search(text)) << min(argument, _LAST_ARGUMENT)
             argument += text != "*"
-            start = place + 1
+            start = position + 1
         if depth < 0:
             break
     return written
