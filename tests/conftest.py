@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from rankscope.model.border import raise_bugs
 
@@ -20,8 +21,13 @@ GARBAGE_THRESHOLD = 50_000  # objects; with Python's 700 the collector takes a f
 
 
 def pytest_configure() -> None:
-    """What a shell starts in the background ignores interrupts, and so would all processes that the tests interrupt."""
+    """What a shell starts in the background ignores interrupts, and so would all processes that the tests interrupt.
+
+    On a busy machine an example may take any time.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings.register_profile("busy machine", settings.default, deadline=None)
+    settings.load_profile("busy machine")
     gc.set_threshold(GARBAGE_THRESHOLD)
     raise_bugs()  # users get a report without the file or the rule that failed; here every bug is seen
 

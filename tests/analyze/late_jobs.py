@@ -30,6 +30,7 @@ class Scene(NamedTuple):
     others_ns: int = 0
     library: str = ""  # whose code the line calls
     samples: int = 0  # per step, of the late rank; the others have 8
+    n_lines: int = 0  # of a function over which the pause is spread
     dtype: str = ""  # of the late rank's operators in the profiler trace; the others have float
 
 
@@ -140,6 +141,8 @@ def _host_lines(rank: int, scene: Scene, late_steps: list[int]) -> Iterator[dict
     for number, line in lines.items():
         library = [[scene.library, 1, "call"]] if number == 2 and scene.library else []
         yield {"stack": [number, [*library, [FILE, line, "train"]]]}
+    for number in range(scene.n_lines):
+        yield {"stack": [10 + number, [[FILE, 200 + number, "statistics"], [FILE, PLANTED, "train"]]]}
     for number, wait in enumerate(("futex", scene.waits_in)):
         yield {"wait": [number, wait]}
     for time in range(began, START + N_STEPS * PERIOD, SAMPLE):
@@ -148,7 +151,8 @@ def _host_lines(rank: int, scene: Scene, late_steps: list[int]) -> Iterator[dict
         if step in late_steps and phase < PAUSE:
             own = [scene.late_ns // US, scene.state, 1 if scene.waits_in else -1]
             spent = [scene.cpu_ns // US, scene.delayed_ns // US, scene.others_ns // US]
-            yield {"s": [when, step + 1, 2, *own, *spent]}
+            stack = 10 + time // SAMPLE % scene.n_lines if scene.n_lines else 2
+            yield {"s": [when, step + 1, stack, *own, *spent]}
             yield {"t": [when, [["helper", 3, scene.others_ns // US]]]}
         elif phase < WORK or step in late_steps:
             yield {"s": [when, step + 1, 0, 0, "R", -1, SAMPLE // US, 0, 0]}

@@ -57,6 +57,7 @@ def test_time_between_chosen_steps_is_not_idle() -> None:
 def host_bound(ranks: tuple[int, ...], healthy: tuple[int, ...] = ()) -> Trace:
     """Steps of 10 ms: kernels for 4 ms, launched one by one; then, on `ranks`, 5 ms of logging with an idle device."""
     tables: dict[str, list[Row]] = {"kernels": [], "runtime_calls": [], "steps": [], "annotations": [], "ops": []}
+    tables["profiles"] = [{"file_id": rank, "rank": rank} for rank in (*ranks, *healthy)]
     for number in range(4):
         begin = 10_000 * number
         launches = [begin + 40 * place for place in range(100)]

@@ -97,3 +97,25 @@ def test_a_rank_that_compiles_is_one_finding() -> None:
 def test_a_line_that_did_not_run_on_a_core_is_not_blamed(tmp_path: Path) -> None:
     late_jobs.write(tmp_path, Scene(state="R", cpu_ns=late_jobs.SAMPLE // 10))
     assert [one for one in codes(judged(tmp_path)) if one[0] == "X"] == []
+
+
+def test_what_the_collector_takes_is_no_lateness(tmp_path: Path) -> None:
+    late_jobs.write(tmp_path, Scene(mark="recording", cpu_ns=late_jobs.SAMPLE))
+    assert [one for one in codes(judged(tmp_path)) if one[0] == "X"] == []
+
+
+def test_steps_that_the_profiler_slows_down_do_not_count(tmp_path: Path) -> None:
+    is_profiled = range(10, 20)
+    late_jobs.write(
+        tmp_path, Scene(mark="profiled", cpu_ns=late_jobs.SAMPLE), lambda step: LATE if step in is_profiled else None
+    )
+    assert [one for one in codes(judged(tmp_path)) if one[0] == "X"] == []
+
+
+def test_a_function_is_named_where_no_single_line_explains_the_delay(tmp_path: Path) -> None:
+    late_jobs.write(tmp_path, Scene(cpu_ns=late_jobs.SAMPLE, n_lines=6))
+    first = judged(tmp_path).findings[0]
+    assert (first.code, first.ranks) == ("X610", (LATE,))
+    assert first.location is not None
+    assert first.location.function == "statistics"
+    assert 200 <= first.location.line < 206

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
@@ -126,6 +127,20 @@ def without(job: Job, absent: str) -> Path:
     return folder
 
 
+def thinned(job: Job, seed: int) -> Path:
+    """The capture less the files that each source has of some ranks."""
+    random = Random(seed)
+    sources = sorted({name for names in FILES.values() for name in names})
+    absent = {(name, rank) for name in sources for rank in range(N_RANKS) if random.random() < 0.35}
+    folder = job.traces.parent / f"thinned_{seed}"
+    for path in job.traces.rglob("*"):
+        place = folder / path.relative_to(job.traces)
+        if path.is_file() and not any(path.name.startswith(name) and f"_{rank}" in path.name for name, rank in absent):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.hardlink_to(path)
+    return folder
+
+
 def compare(job: Job, folder: Path) -> Counter[tuple[str, str]]:
     """How often a source knows each thing; nothing that it knows is wrong."""
     known: Counter[tuple[str, str]] = Counter()
@@ -203,6 +218,13 @@ def test_without_recorders_nothing_is_guessed(job: Job) -> None:
     for source in ("kineto", "execution_trace"):
         assert known[source, "calls"] > 0
         assert all(known[source, what] == 0 for what in ("name", "members", "peer", "match"))
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_what_is_left_of_some_ranks_is_right_or_unknown(job: Job, seed: int) -> None:
+    known = compare(job, thinned(job, seed))
+    assert known["flight_recorder", "match"] == known["flight_recorder", "calls"] > 0
+    assert 0 < known["kineto", "match"] <= known["kineto", "calls"]
 
 
 def test_chakra_files_have_the_right_groups_and_peers(job: Job, tmp_path: Path) -> None:

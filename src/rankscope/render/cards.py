@@ -43,6 +43,7 @@ class Cards(NamedTuple):
     meanings: Mapping[str, str] = MappingProxyType({})  # one sentence per code of a rule
     base: str = ""
     source: bool = True
+    code_folder: str = ""  # files below it are shown relative to it, where they are not below `base`
 
     def card(self, anchor: str, finding: Finding, *, is_open: bool = True, links: Html = NOTHING) -> Html:
         """A closed card shows only its title."""
@@ -104,7 +105,8 @@ class Cards(NamedTuple):
         return markup('<div class="site"><span class="place">{}</span>{}{}</div>', self._place(site), of, shown)
 
     def _place(self, site: Location) -> Html:
-        shown = markup("<b>{}:{}</b>", shown_path(site.file, self.base), site.line)
+        path = shown_path(site.file, self.base, self.code_folder)
+        shown = markup('<b title="{}">{}:{}</b>', site.file, path, site.line)
         return markup("{} in {}", shown, site.function) if site.function else shown
 
     def _stack(self, stack: StackGroup) -> Html:

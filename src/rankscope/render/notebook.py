@@ -20,6 +20,7 @@ from rankscope.render.escape import cut_short
 from rankscope.render.finding_words import capture_parts, found_phrase, sources_phrase
 from rankscope.render.html import NOTHING, Html, assets, joined, markup, text
 from rankscope.render.listing import fold
+from rankscope.render.source import code_folder
 
 MAX_OPEN_FINDINGS = 5
 MAX_ROWS = 20
@@ -57,7 +58,7 @@ def _report_parts(report: Report) -> Iterator[Html]:
     yield markup('<p class="kicker">{} from {}</p>', sources_phrase(capture), ", ".join(capture.paths))
     yield markup('<p class="kicker">{}</p>', ", ".join(capture_parts(capture)))
     yield markup("<p><b>{}.</b></p>", found_phrase(report))
-    cards = Cards(base=os.getcwd())
+    cards = Cards(base=os.getcwd(), code_folder=code_folder(report, os.getcwd()))
     for number, finding in enumerate(report.findings):
         yield cards.card(f"rankscope-{number}", finding, is_open=number < MAX_OPEN_FINDINGS)
     if report.effects:

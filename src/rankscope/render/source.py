@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+from rankscope.model.finding import Report
 
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages)/(?=.)", re.DOTALL)
 _PLACEHOLDER = re.compile(r"(`rankscope [^`]*?)\bPATH\b")  # where a text was written before the capture was known
@@ -26,6 +28,17 @@ def package_of(path: str) -> str:
     if installed:
         return path[installed.end() :].partition("/")[0].removesuffix(".py")
     return "Python" if _STANDARD_LIBRARY.match(path) or path.startswith("<") else ""
+
+
+def code_folder(report: Report, base: str) -> str:
+    """The deepest folder that holds all of the user's code that the findings name."""
+    return common_folder(_code_files(report), base)
+
+
+def _code_files(report: Report) -> Iterator[str]:
+    for finding in (*report.findings, *report.effects):
+        sites = (finding.location, finding.peer_location, *(f for s in finding.evidence.stacks for f in s.frames))
+        yield from (site.file for site in sites if site)
 
 
 def common_folder(paths: Iterable[str], base: str) -> str:

@@ -31,7 +31,7 @@ from rankscope.render.finding_words import (
     where_parts,
     worlds_parts,
 )
-from rankscope.render.source import common_folder, package_of, shown_path, typed_paths, with_paths
+from rankscope.render.source import code_folder, package_of, shown_path, typed_paths, with_paths
 
 EXTENSION = "txt"
 MAX_FULL_FINDINGS = 5
@@ -61,7 +61,7 @@ Line = list[Span]
 
 def render(report: Report, options: Options) -> Iterator[str]:
     options = options._replace(
-        code_folder=common_folder(_code_files(report), options.base),
+        code_folder=code_folder(report, options.base),
         typed_paths=typed_paths(report.capture.paths, options.base) if len(report.capture.paths) <= MAX_TYPED else "",
     )
     lines = _quiet_lines(report, options) if options.quiet else _report_lines(report, options)
@@ -72,12 +72,6 @@ def render(report: Report, options: Options) -> Iterator[str]:
 def report_text(report: Report) -> str:
     """What `print(report)` shows."""
     return "\n".join(render(report, Options(base=os.getcwd())))
-
-
-def _code_files(report: Report) -> Iterator[str]:
-    for finding in (*report.findings, *report.effects):
-        sites = (finding.location, finding.peer_location, *(f for s in finding.evidence.stacks for f in s.frames))
-        yield from (site.file for site in sites if site)
 
 
 def _paint(span: Span, color: bool) -> str:

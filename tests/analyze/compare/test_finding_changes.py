@@ -61,6 +61,12 @@ def test_other_code_makes_another_finding(other: Location | None) -> None:
     assert kinds(report(finding()), report(finding(location=other))) == [("new", "H102"), ("gone", "H102")]
 
 
+def test_another_cause_makes_another_finding() -> None:
+    paused, compiling = (finding("S202", evidence=Evidence(facts={"cause": cause})) for cause in ("pause", "compile"))
+    assert kinds(report(paused), report(compiling)) == [("new", "S202"), ("gone", "S202")]
+    assert not finding_changes(report(paused), report(paused))
+
+
 def test_the_kind_of_group_counts_not_its_name() -> None:
     dp, other_dp, tp = (GroupRef(name, desc, (0, 1)) for name, desc in (("12", "dp"), ("31", "dp"), ("12", "tp")))
     assert not finding_changes(report(finding(group=dp)), report(finding(group=other_dp)))

@@ -45,7 +45,7 @@ def test_what_is_no_path_stays(said: str) -> None:
 def test_directories_that_are_known_go_whatever_their_names() -> None:
     files = [{"path": path} for path in ("/mnt/My Drive/secret [1]/rank_0", "jobs/4711/rank_1", "0/rank_2")]
     trace = Trace(("traces/of alice",), {"files": Table.from_rows("files", files)})
-    own = Redaction((), directories_of(trace, "/home/alice"))
+    own = Redaction((), directories_of(trace, ["/home/alice"]))
     assert own.clean("/mnt/My Drive/secret [1]/rank_0 and jobs/4711/rank_1") == "rank_0 and rank_1"
     assert (
         own.clean("read traces/of alice/x and /home/alice/loop.py, compiled [0/1]")
@@ -69,3 +69,9 @@ def test_without_source_takes_lines_of_code_and_leaves_the_trace_alone() -> None
     trace = Trace((), {"compile_stacks": table})
     assert without_source(trace).table("compile_stacks").text("code").tolist() == [""]
     assert trace.table("compile_stacks").text("code").tolist() == ["secret = 1"]
+
+
+def test_what_is_shown_relative_to_the_code_loses_its_directories_too() -> None:
+    frames = Table.from_rows("frames", [{"file": "/srv/job/of alice/secret model/layer.py"}])
+    own = Redaction((), directories_of(Trace(("dumps",), {"frames": frames}), ["", "/srv/job"]))
+    assert own.clean("of alice/secret model/layer.py:3 in forward") == "layer.py:3 in forward"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankscope.analyze.collectives.matching import MATCHED
-from rankscope.analyze.collectives.resolved import MEMBERS
+from rankscope.analyze.collectives.resolved import IS_GUESS, MEMBERS
 from rankscope.analyze.derived import table
 from rankscope.model.tables import Table, Trace
 
@@ -19,7 +19,7 @@ _RECORDER = f"""
            CASE WHEN c.completed_ns > 0 THEN c.completed_ns END AS end_ns, c.status, s.site, c.record_id,
            c.match_id AS recorded_match, NULL AS profiled_match,
            NOT c.is_p2p AND c.role <> 'member' AND c.seq IS NOT NULL AS is_numbered,
-           coalesce(g.inferred, true) AS is_inferred
+           coalesce(g.inferred, true) AS is_inferred, coalesce({IS_GUESS}, false) AS is_guess
     FROM collectives AS c LEFT JOIN groups AS g USING (group_id) LEFT JOIN {MEMBERS} AS m USING (group_id)
     LEFT JOIN {_SITES} AS s USING (site_id)
 """
@@ -39,7 +39,8 @@ _PROFILER = f"""
            c.start_ns, c.start_ns + c.duration_ns AS end_ns,
            CASE WHEN c.duration_ns IS NOT NULL THEN 'done' END AS status, s.site, t.record_id,
            r.match_id AS recorded_match, CASE WHEN {_IS_PROVEN} THEN o.match_id END AS profiled_match,
-           t.group_id IS NULL AND coalesce(k.is_inferred, true) OR coalesce(g.inferred, false) AS is_inferred
+           t.group_id IS NULL AND coalesce(k.is_inferred, true) OR coalesce(g.inferred, false) AS is_inferred,
+           m.ranks IS NOT NULL AND coalesce({IS_GUESS}, false) AS is_guess
     FROM comms AS c LEFT JOIN (SELECT file_id, source FROM files) AS f USING (file_id)
     LEFT JOIN (SELECT * RENAME (row_id AS comm_id) FROM call_twins) AS t USING (file_id, rank, comm_id)
     LEFT JOIN comm_calls AS o USING (file_id, rank, comm_id) LEFT JOIN comm_groups AS k USING (group_key)
@@ -57,7 +58,7 @@ _OBSERVER = f"""
            c.start_ns, c.start_ns + c.duration_ns AS end_ns,
            CASE WHEN c.duration_ns IS NOT NULL THEN 'done' END AS status, s.site, e.record_id,
            r.match_id AS recorded_match, CASE WHEN {_IS_PROVEN} THEN e.match_id END AS profiled_match,
-           coalesce(e.is_inferred, true) AND (g.inferred IS NULL OR g.inferred) AS is_inferred
+           coalesce(e.is_inferred, true) AND (g.inferred IS NULL OR g.inferred) AS is_inferred, false AS is_guess
     FROM et_collectives AS e
     LEFT JOIN (SELECT file_id, profile_id FROM et_pairs) AS l USING (file_id)
     LEFT JOIN comms AS c ON c.file_id = l.profile_id AND c.rank = e.rank AND c.comm_id = e.comm_id
@@ -85,7 +86,7 @@ _DESYNC = """
            NULL AS dtype, NULL AS n_bytes, NULL AS peer, NULL AS start_ns, NULL AS end_ns,
            CASE state WHEN 'finished' THEN 'done' WHEN 'started' THEN 'waiting' END AS status, NULL AS site,
            NULL AS record_id, NULL AS recorded_match, NULL AS profiled_match, seq IS NOT NULL AS is_numbered,
-           false AS is_inferred
+           false AS is_inferred, false AS is_guess
     FROM desync_states WHERE state IN ('started', 'finished') AND member IS NOT NULL
     QUALIFY row_number() OVER (PARTITION BY member, group_name, members ORDER BY time_ns DESC, file_id) = 1
 """

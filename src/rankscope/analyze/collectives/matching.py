@@ -24,7 +24,8 @@ WITH named AS (
     FROM named AS a JOIN named AS b ON a.group_name = b.group_name AND list_has_all(b.members, a.members)
     WHERE a.is_inferred AND NOT b.is_inferred GROUP BY ALL HAVING count(*) = 1
 ), origins AS (
-    SELECT c.* REPLACE (coalesce(s.all_ranks, c.group_ranks) AS group_ranks),
+    SELECT c.* REPLACE (coalesce(s.all_ranks, c.group_ranks) AS group_ranks,
+                        is_guess AND s.all_ranks IS NULL AS is_guess),
            CASE WHEN is_numbered AND c.group_ranks IS NOT NULL
            THEN concat_ws('|', c.group_name, coalesce(s.all_ranks, c.group_ranks), position, {_OPERATION})
            END AS number
@@ -67,7 +68,8 @@ WITH named AS (
     FROM told AS t LEFT JOIN numbers USING (number)
 )
 SELECT * EXCLUDE (number, is_inferred, witness, is_contradicted, is_of_any, turn, n_turns, label, recorded_match,
-                  profiled_match, is_numbered),
+                  profiled_match, is_numbered, is_guess)
+         REPLACE (CASE WHEN NOT is_guess THEN group_ranks END AS group_ranks),
        CASE WHEN label LIKE 'recorded %' THEN substr(label, 10)::BIGINT
             WHEN label IS NOT NULL THEN coalesce(max(recorded_match) OVER (), -1)
                 + dense_rank() OVER (PARTITION BY label IS NULL OR label LIKE 'recorded %' ORDER BY label)

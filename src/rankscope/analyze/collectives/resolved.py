@@ -6,6 +6,8 @@ from __future__ import annotations
 MEMBERS = """(
     SELECT group_id, '[' || string_agg(rank, ',' ORDER BY group_rank) || ']' AS ranks FROM group_members GROUP BY ALL
 )"""
+# Members that only their recorded calls show may be less than all where a rank left no dump.
+IS_GUESS = "(g.inferred AND (SELECT count(DISTINCT rank) <= max(rank) FROM ranks))"
 # The trace's word comes first where it has one. Members that only their recorded calls show may be less than all. Each
 # process counts its transfers alone: their number proves nothing. `partner` is the place of root or peer in its group;
 # `generation` is of groups that were made more than once.

@@ -38,8 +38,8 @@ _INIT = "init_process_group"
 def never_at_init(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """A rank never called init_process_group, where the others were waiting for it.
 
-    What it means: init_process_group returns only after all ranks have called it. The ranks that are waiting in it, or
-    that timed out there, are victims.
+    What it means: all ranks must call init_process_group before it returns on any of them. The ranks that are waiting
+    in it, or that timed out there, are victims.
 
     Why it happens: a download, a file lock or a long computation before the call on one rank; a rank that was started
     with different settings, or not at all.

@@ -183,8 +183,8 @@ def group_order(trace: Trace) -> Iterator[Finding | Effect]:
     What it means: torch numbers groups in the order in which a rank calls new_group. If one rank creates them in a
     different order, its collectives of one group run into its peers' collectives of another group.
 
-    Why it happens: new_group in a loop over a set or dict whose order differs, or under a condition that only some
-    ranks meet. Every rank must create every group in the same order, including groups that it is not a member of.
+    Why it happens: calling new_group in a loop over a set or dict whose order differs, or under a condition that only
+    some ranks meet. Every rank must create every group in the same order, including groups that it is not a member of.
 
     What to do: create the groups in the same order on all ranks; sort what you iterate over.
 

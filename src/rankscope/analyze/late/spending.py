@@ -46,7 +46,7 @@ class Spent:
     running_ns: float = 0.0  # on a core
     delayed_ns: float = 0.0  # waiting for one
     sampler_late_ns: float = 0.0  # the median: how long the sampler waits for Python's lock or for a core
-    python_share: float = 0.0  # of a core that its other Python threads used
+    python_share: float = 0.0  # of a core, or of the time of all its Python threads, that the others of these used
 
 
 def together(spent: Spent, peers: Sequence[Spent], key: Callable[[str], str]) -> tuple[Spent, tuple[Spent, ...]]:
@@ -152,13 +152,18 @@ def _add_samples(trace: Trace, rank: int, spent: Spent, areas: Sequence[tuple[st
 
 
 def _of_python_threads(trace: Trace, rank: int) -> float:
-    """How much of a core its other Python threads used, over all of the job: who keeps the GIL does so all the time."""
+    """How much of a core its other Python threads used, over all of the job: who keeps the GIL does so all the time.
+
+    Where cores are short they get less of one: then their part of what all threads that run Python used counts.
+    """
     [(used, first, last)] = trace.sql(
         "SELECT sum(cpu_ns) FILTER (site <> '' OR frame <> ''), min(time_ns), max(time_ns) FROM host_threads "
         "WHERE rank = $rank",
         rank=rank,
     ).rows()
-    return float(used or 0) / max((last or 0) - (first or 0), 1)
+    [(main,)] = trace.sql("SELECT sum(cpu_ns) FROM host_samples WHERE rank = $rank", rank=rank).rows()
+    spent = float(used or 0)
+    return max(spent / max((last or 0) - (first or 0), 1), spent / max(spent + float(main or 0), 1))
 
 
 def _contains(area: Intervals, time: Array) -> Array:

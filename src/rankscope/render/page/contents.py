@@ -16,6 +16,7 @@ from rankscope.model.tables import Trace
 from rankscope.render.html import Html, markup
 from rankscope.render.listing import Later
 from rankscope.render.page.blocks import Blocks
+from rankscope.render.source import code_folder
 
 MAX_BYTES = 10_000_000
 _ALWAYS_BYTES = 120_000  # styles, scripts, the top of the page and a few findings
@@ -65,6 +66,11 @@ class Contents:
         """How many bytes a view may add; no limit where data is asked for when needed."""
         left = max(0, self.options.max_bytes - _ALWAYS_BYTES)
         return 1 << 40 if self.options.is_served else int(left * share)
+
+    @cached_property
+    def folders(self) -> tuple[str, str]:
+        """Files below these are shown relative to them."""
+        return self.options.base, code_folder(self.report, self.options.base)
 
     @cached_property
     def group_ids(self) -> dict[tuple[str, tuple[int, ...]], int]:

@@ -36,7 +36,8 @@ _VIEW_WORDS = {
 def findings_view(contents: Contents, anchors: Sequence[str]) -> View:
     """`anchors` are those of the views that have data."""
     report = contents.report
-    cards = Cards(code_lines(contents), contents.options.meanings, contents.options.base, contents.options.shows_source)
+    base, code_folder = contents.folders
+    cards = Cards(code_lines(contents), contents.options.meanings, base, contents.options.shows_source, code_folder)
     is_healthy = all(finding.severity == "info" for finding in report.findings)
     shown = [
         cards.card(

@@ -40,7 +40,7 @@ def rank_map_view(contents: Contents) -> View:
     first = first_choice(all_choices, contents.report.findings)
     # What is most likely to be looked at gets its room first.
     all_choices.sort(key=lambda choice: (choice is not first, choice.is_profiled, -choice.n_unwell, -choice.n_ranks))
-    maps = _Maps(contents, CallPool(contents.options.base), _hosts(contents.trace))
+    maps = _Maps(contents, CallPool(contents.folders), _hosts(contents.trace))
     shown = maps.add_all(all_choices)
     return View(ANCHOR, TITLE, _tools(shown, maps.hosts) + _canvas() + joined(maps.tables))
 

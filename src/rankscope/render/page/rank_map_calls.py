@@ -27,7 +27,7 @@ _COLUMNS = ("op", "input_dtypes", "output_dtypes", "input_sizes", "output_sizes"
 class CallPool:
     """What the script shows of a call. Frames are texts, and a stack is a list of their numbers, innermost first."""
 
-    base: str = ""  # files below this folder are shown relative to it
+    folders: tuple[str, ...] = ()  # files below these are shown relative to them
     calls: list[Call] = field(default_factory=list)
     stacks: list[list[int]] = field(default_factory=list)
     frames: list[str] = field(default_factory=list)
@@ -94,7 +94,7 @@ class CallPool:
 
     def _add_stacks(self, trace: Trace) -> None:
         self.frames = [
-            clipped(f"{shown_path(row['file'], self.base)}:{row['line']}")
+            clipped(f"{shown_path(row['file'], *self.folders)}:{row['line']}")
             + (f" in {clipped(row['function'])}" if row["function"] else "")
             for row in trace.table("frames").rows()
         ]

@@ -72,14 +72,15 @@ def _without_directory(match: re.Match[str]) -> str:
     return whole if is_word else _NO_DIRECTORY
 
 
-def directories_of(trace: Trace, base: str) -> set[str]:
-    """Those of all files that the tables name, each with its last separator, also as seen from `base`."""
-    named = {f"{path.rstrip('/')}/" for path in (*trace.paths, base) if path}
+def directories_of(trace: Trace, folders: Iterable[str]) -> set[str]:
+    """Those of all files that the tables name, each with its last separator, also as seen from `folders`."""
+    folders = [folder for folder in folders if folder]
+    named = {f"{path.rstrip('/')}/" for path in (*trace.paths, *folders) if path}
     for table in trace.tables.values():
         for column in filter(table.columns.__contains__, _PATH_COLUMNS):
             named.update(table.text(column).values)
     directories = {name[: end + 1] for name in named if (end := max(name.rfind("/"), name.rfind("\\"))) > 0}
-    inside = {name.removeprefix(f"{base.rstrip('/')}/") for name in directories} if base else set()
+    inside = {name.removeprefix(f"{folder.rstrip('/')}/") for name in directories for folder in folders}
     # A folder may be called 0, and so is a frame: [0/1] is a compile id.
     return {name for name in directories | inside if not is_number(name[:-1])} - {""}
 

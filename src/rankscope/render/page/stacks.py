@@ -144,7 +144,7 @@ class _Frames:
 
     def __init__(self, contents: Contents) -> None:
         self.table: Table = contents.trace.table("frames")
-        self.options = contents.options
+        self.options, self.folders = contents.options, contents.folders
         self.rows: dict[int, dict[str, Any]] = {}
 
     def row(self, frame: int) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class _Frames:
             is_wanted = is_user and self.options.shows_source
             code = (source_line(location, self.options.base) or "").strip() if is_wanted else ""
             self.rows[frame] = {
-                "file": shown_path(file, self.options.base),
+                "file": shown_path(file, *self.folders),
                 "line": location.line,
                 "function": function,
                 "code": code,

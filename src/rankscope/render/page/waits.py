@@ -148,7 +148,7 @@ def _cells(contents: Contents, descriptions: list[_Told], edge: Edge) -> list[Ht
     shown_group = text(cut_short(group, _MAX_CELL))
     where = ""
     if waiting.site:
-        file = shown_path(waiting.site.file, contents.options.base)
+        file = shown_path(waiting.site.file, *contents.folders)
         where = markup('<span class="place">{}:{}</span> {}', file, waiting.site.line, waiting.site.function)
         where = markup('<a href="{}">{}</a>', waiting.stack, where) if waiting.stack else where
     return [

@@ -17,6 +17,7 @@ from rankscope.render.page.contents import Contents, PageOptions, View
 from rankscope.render.page.findings import findings_view
 from rankscope.render.page.head import head_html, page_title
 from rankscope.render.page.redaction import Redaction, directories_of, without_source
+from rankscope.render.source import code_folder
 from rankscope.render.whole_file import whole_file
 
 STYLES = ("page.css", "parts.css", "compile.css", "code.css", "report.css")
@@ -86,7 +87,8 @@ def build_page(trace: Trace, report: Report, options: PageOptions, progress: Pro
 
 def _redaction(trace: Trace, report: Report, options: PageOptions) -> Redaction:
     worlds = {world.name: f"world {world.number}" for world in report.capture.worlds}
-    return Redaction(report.capture.hosts, directories_of(trace, options.base), worlds)
+    folders = (options.base, code_folder(report, options.base))
+    return Redaction(report.capture.hosts, directories_of(trace, folders), worlds)
 
 
 def without_other_worlds(report: Report) -> Report:

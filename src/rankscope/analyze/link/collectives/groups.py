@@ -13,14 +13,16 @@ import msgspec
 import numpy as np
 
 from rankscope.analyze.collectives.groups import UNKNOWN_GROUP, Mention, listed_groups, resolve_mentions
+from rankscope.analyze.collectives.resolved import IS_GUESS
 from rankscope.analyze.collectives.twins import Twin, recorded_calls, recorded_twins, twins_by_order
 from rankscope.analyze.link.collectives.calls import Calls
 from rankscope.analyze.link.collectives.runs import Runners
 from rankscope.analyze.path.work import numbered
 from rankscope.model.tables import MISSING, Array, Text, Trace
 
-_RECORDED_GROUPS = """
-    SELECT group_id, name, list(rank ORDER BY group_rank) FROM groups JOIN group_members USING (group_id) GROUP BY ALL
+_RECORDED_GROUPS = f"""
+    SELECT group_id, name, CASE WHEN {IS_GUESS} THEN [] ELSE list(rank ORDER BY group_rank) END
+    FROM groups AS g JOIN group_members USING (group_id) GROUP BY group_id, name, inferred
 """
 
 
@@ -163,7 +165,7 @@ def _members(trace: Trace, words: list[_Words]) -> list[_Members]:
 
 def _one_of(word: _Words, possible: list[Group]) -> _Members:
     """What the groups have in common that a call without a name may belong to."""
-    names, sizes = {group.name for group in possible}, {len(group.ranks) for group in possible}
+    names, sizes = {group.name for group in possible}, {len(group.ranks) or MISSING for group in possible}
     is_one = len(names) == 1
     size = word.size if word.size != MISSING else sizes.pop() if len(sizes) == 1 else MISSING
     return _Members(names.pop() if is_one else "", size, is_one, tuple(group.ranks for group in possible))
