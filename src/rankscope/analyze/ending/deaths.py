@@ -84,19 +84,19 @@ def _crashed(trace: Trace) -> Iterator[Death]:
 
 
 def _ended_alone(trace: Trace) -> Iterator[Death]:
-    """Ranks that somebody sent SIGTERM while no other rank had failed or been told to end."""
+    """Ranks that somebody sent SIGTERM while no other rank had failed or been asked_at to end."""
     table = trace.table("thread_stacks")
-    told: dict[int, int] = {}
+    asked_at: dict[int, int] = {}
     for rank, time_ns, reason in zip(
         table.array("rank").tolist(), table.array("time_ns").tolist(), table.text("reason").tolist(), strict=True
     ):
         if "SIG" in reason:
-            told[rank] = min(time_ns, told.get(rank, time_ns))
+            asked_at[rank] = min(time_ns, asked_at.get(rank, time_ns))
     gave_up_at, standings = give_up_times(trace), standings_of(trace)
     first = min(gave_up_at.values(), default=MISSING)
-    alone = [rank for rank, time_ns in told.items() if time_ns < first and rank not in gave_up_at]
+    alone = [rank for rank, time_ns in asked_at.items() if time_ns < first and rank not in gave_up_at]
     others = set(standings) - set(alone)
-    if not others or any(rank not in gave_up_at or told.get(rank, first) < gave_up_at[rank] for rank in others):
+    if not others or any(rank not in gave_up_at or asked_at.get(rank, first) < gave_up_at[rank] for rank in others):
         return
     for rank in sorted(alone):
         if standings[rank].reason == signal.SIGTERM.name:

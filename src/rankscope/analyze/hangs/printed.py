@@ -38,9 +38,9 @@ def printed_exception(trace: Trace, rank: int) -> Printed | None:
     if not trace.has("log_events") or ended_well(trace):
         return None
     events = trace.table("log_events")
-    own = np.flatnonzero((events.array("rank") == rank) & events.text("kind").equals("traceback")).tolist()
+    rows = np.flatnonzero((events.array("rank") == rank) & events.text("kind").equals("traceback")).tolist()
     texts, fields = events.text("text"), events.text("fields")
-    failures = [failure for row in own if (failure := _own_failure(texts[row], fields[row])) is not None]
+    failures = [failure for row in rows if (failure := _own_failure(texts[row], fields[row])) is not None]
     return failures[-1] if failures else None
 
 

@@ -158,10 +158,10 @@ def _telling(rows: list[dict[str, Any]], newest_call_ns: int) -> dict[str, Any]:
     """
     raised = [row for row in rows if _RAISED.match(row["reason"])]
     main = [row for row in raised if not _IN_THREAD.search(row["reason"])]
-    own = [row for row in main if not _GAVE_UP.search(row["reason"])]
+    exceptions = [row for row in main if not _GAVE_UP.search(row["reason"])]
     stalls = [row for row in rows if STALLS.search(row["reason"]) and row not in raised]
     current = [row for row in stalls if row["time_ns"] >= newest_call_ns]
-    return (own[:1] or current[:1] or stalls[-1:] or main[:1] or rows[-1:])[0]
+    return (exceptions[:1] or current[:1] or stalls[-1:] or main[:1] or rows[-1:])[0]
 
 
 def _dated(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

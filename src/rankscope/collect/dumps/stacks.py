@@ -77,8 +77,8 @@ class Stacks(Part):
         Those of a worker process that raised it first come before them.
         """
         frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(where)]
-        own = [(code.co_filename, line, code.co_name) for code, line in reversed(frames)]
-        lines = [f'  File "{file}", line {line} in {name}\n' for file, line, name in (*in_worker, *own)]
+        outer = [(code.co_filename, line, code.co_name) for code, line in reversed(frames)]
+        lines = [f'  File "{file}", line {line} in {name}\n' for file, line, name in (*in_worker, *outer)]
         self._raised = (thread, f"Current thread 0x{thread:016x} (most recent call first):\n{''.join(lines)}")
 
     def dump(self, reason: str) -> None:

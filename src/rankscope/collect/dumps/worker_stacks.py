@@ -63,8 +63,8 @@ def killed_workers() -> list[str]:
             fields = Path(f"/proc/{child._popen.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             if fields[0] == "Z":
                 killed[child._popen.pid] = int(fields[_EXIT_CODE]) & 0x7F
-    told = {pid: number for pid, number in killed.items() if number in _FATAL}
-    return [f"its worker process {pid} had been killed by {signal.Signals(told[pid]).name}" for pid in sorted(told)]
+    fatal = {pid: number for pid, number in killed.items() if number in _FATAL}
+    return [f"its worker process {pid} had been killed by {signal.Signals(fatal[pid]).name}" for pid in sorted(fatal)]
 
 
 def raised_in_worker(text: str) -> tuple[str, list[tuple[str, int, str]]]:
