@@ -84,7 +84,7 @@ def _crashed(trace: Trace) -> Iterator[Death]:
 
 
 def _ended_alone(trace: Trace) -> Iterator[Death]:
-    """Ranks that somebody sent SIGTERM while no other rank had failed or been asked_at to end."""
+    """Ranks that somebody sent SIGTERM while no other rank had failed or been told to end."""
     table = trace.table("thread_stacks")
     asked_at: dict[int, int] = {}
     for rank, time_ns, reason in zip(

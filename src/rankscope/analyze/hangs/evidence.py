@@ -97,7 +97,7 @@ def _split(view: JobView, row: int, other: int) -> tuple[Location | None, list[L
 
 
 def _is_outside_of_loop(place: Location, stack: Sequence[Location]) -> bool:
-    """Whether a loop around the stack, from the place's first function on, does not hold the place; True if unknown."""
+    """Whether a loop around the stack, from the place's function on, does not hold the place; True if unknown."""
     around, (first, *inner) = loops_around(place), [loops_around(each) for each in stack]
     if around is None or first is None or None in inner:
         return True
