@@ -109,6 +109,12 @@ def test_groups_within_and_across_hosts_are_not_compared() -> None:
     assert findings(reducing_pairs({(0, 1): 5.0, (2, 3): 5.0, (3, 4): 1.0}), "S204") == []
 
 
+def test_small_calls_say_nothing_about_a_link() -> None:
+    speeds = {(0, 1): 5.0, (2, 3): 1.0, (4, 5): 5.1, (6, 7): 4.9}
+    assert findings(reducing_pairs(speeds, n_bytes=65_536), "S204") != []
+    assert findings(reducing_pairs(speeds, n_bytes=65_535), "S204") == []
+
+
 def test_one_group_has_nothing_to_compare_with() -> None:
     assert findings(reducing_pairs({(0, 1): 0.5}), "S204") == []
 

@@ -30,6 +30,7 @@ _SAME_RANK = 0.5  # of the excess over all calls must fall on one rank, to name 
 _SLOWER = 1.5  # times: groups of one kind differ by less because of their position in the network
 _REFERENCE = 0.75  # the quantile of the bandwidths of one kind that counts as usual: many can be slow at once
 _MIN_CALLS = 3
+_MIN_BYTES = 1 << 16  # of a call whose time depends on the link: smaller ones take as long as starting them does
 _MAX_SHOWN = 4
 _ALL_SLOW = 0.8  # of the links of a host: fewer, and it is not the host
 
@@ -146,7 +147,7 @@ _LINKS = """
         SELECT m.match_id, m.group_key, m.op, m.is_p2p, floor(log2(m.n_bytes))::INTEGER AS bucket, m.bus_gbps,
                list_sort(list(DISTINCT c.rank)) AS ranks, list_sort(list(DISTINCT h.host)) AS hosts
         FROM comm_matches AS m JOIN comm_calls AS c USING (match_id) LEFT JOIN hosts AS h USING (file_id, rank)
-        WHERE m.is_complete AND m.n_bytes > 0 AND m.bus_gbps > 0 GROUP BY ALL
+        WHERE m.is_complete AND m.n_bytes >= $min_bytes AND m.bus_gbps > 0 GROUP BY ALL
     )
     SELECT group_key, ranks, hosts, op, bucket, count(*), median(bus_gbps) FROM calls GROUP BY ALL ORDER BY ALL
 """
@@ -169,10 +170,11 @@ def slow_link(trace: Trace) -> Iterator[Finding | Effect]:
 
     What could fool it: groups whose members are farther apart by design; only groups that are all within one host, or
     all across hosts, are compared. A single group has nothing to be compared with, so this rule says nothing.
+    Calls of less than 64 KiB are not compared: their time says little about a link.
     """
     links = [
         _Link(group, tuple(ranks), tuple(hosts), op, (op, bucket, len(ranks), len(hosts) > 1), n, bus)
-        for group, ranks, hosts, op, bucket, n, bus in trace.sql(_LINKS).rows()
+        for group, ranks, hosts, op, bucket, n, bus in trace.sql(_LINKS, min_bytes=_MIN_BYTES).rows()
     ]
     usual = _usual_bandwidth(links)
     slow = [
