@@ -58,6 +58,11 @@ FAULTS = {
     "left": Fault(("H119",), "its loop ended early", has_line=False),
     "swallowed": Fault(("H106",), "skipped all_reduce", has_line=False),
     "worker": Fault(("H105",), "DataLoader worker 0", ("--timeout", "12"), STALL),
+    "collate": Fault(("H105",), "raised KeyError: 'labels'"),
+    "worker-killed": Fault(("H105",), "had been killed by SIGKILL"),
+    "thread": Fault(("H105",), "lost its thread prefetch to OSError: cannot open shard 3"),
+    "terminated": Fault(("H116",), "killed by SIGTERM"),
+    "import": Fault(("H117",), "raised ModuleNotFoundError: No module named 'no_such_module'"),
     "lock": Fault(("H105",), "thread uploader of rank 1 is in hold", ("--timeout", "12"), STALL),
     "gil": Fault(("H105",), "never reached the all_reduce", ("--timeout", "20"), STALL),
 }

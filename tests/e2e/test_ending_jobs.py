@@ -17,7 +17,9 @@ pytestmark = pytest.mark.e2e
 JOB = str(JOBS / "ending.py")
 
 
-@pytest.mark.parametrize("fault", ["init", "segfault", "exit-hang", "left", "worker", "mismatch", "os-exit"])
+@pytest.mark.parametrize(
+    "fault", ["init", "segfault", "exit-hang", "left", "worker", "mismatch", "os-exit", "collate", "terminated"]
+)
 def test_rank_cause_and_line_are_named(fault: str, tmp_path: Path) -> None:
     ended = ending_jobs.record(tmp_path, fault)
     report = ending_jobs.judge(tmp_path)

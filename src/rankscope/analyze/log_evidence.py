@@ -26,7 +26,7 @@ def join_logs(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]
     for each in findings:
         if each.code not in _FROM_LOGS or not others:
             continue
-        same = next((other for other in others if set(other.ranks) & set(each.ranks)), None)
+        same = next((other for other in others if set(other.ranks) & set(each.ranks) or _explains(other, each)), None)
         if same is None and each.ranks and each.certainty == "certain":
             continue  # another problem, or the cause that the dumps do not show
         effects.append(each)
@@ -40,6 +40,12 @@ def _is_hang(finding: Finding) -> bool:
     return finding.code.startswith("H") and finding.severity == "error"
 
 
+def _explains(stuck: Finding, logged: Finding) -> bool:
+    """A rank that waited in the call which another never reached fails afterwards, whatever it says then."""
+    waited = set(stuck.group.ranks) - set(stuck.ranks) if stuck.group else set()
+    return stuck.code == "H105" and logged.code == "H130" and bool(logged.ranks) and set(logged.ranks) <= waited
+
+
 def _with_log(finding: Finding, logged: Finding) -> Finding:
     said = () if logged.title in finding.title else (f"the log says: {logged.title}",)
     notes = (*finding.evidence.notes, *said)
@@ -48,7 +54,7 @@ def _with_log(finding: Finding, logged: Finding) -> Finding:
         finding,
         evidence=evidence,
         location=finding.location or logged.location,
-        action=logged.action,
+        action=finding.action if _explains(finding, logged) else logged.action,
         action_hosts=logged.action_hosts,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from functools import lru_cache
 
@@ -10,6 +11,8 @@ from rankscope.model.finding import Location
 
 SUFFIXES = (".py", ".pyx", ".pyi")
 MAX_BYTES = 5_000_000
+_LOOP = re.compile(r"(async\s+for|for|while)\b")
+_FUNCTION = re.compile(r"(async\s+def|def|class)\b")
 
 
 def source_line(location: Location, base: str = "") -> str | None:
@@ -18,6 +21,25 @@ def source_line(location: Location, base: str = "") -> str | None:
     if not 1 <= location.line <= len(lines):
         return None
     return lines[location.line - 1].expandtabs(4).rstrip() or None
+
+
+def loops_around(location: Location) -> frozenset[int] | None:
+    """The lines of the `for` and `while` that this line is in, by its indentation; None when it cannot be read."""
+    line = source_line(location)
+    if line is None:
+        return None
+    lines, loops, depth = _file_lines(location.file), set(), len(line) + 1
+    for number in range(location.line, 0, -1):
+        text = lines[number - 1].expandtabs(4)
+        code = text.lstrip()
+        if not code or code.startswith("#") or len(text) - len(code) >= depth:
+            continue
+        depth = len(text) - len(code)
+        if _LOOP.match(code):
+            loops.add(number)
+        if not depth or _FUNCTION.match(code):
+            break
+    return frozenset(loops)
 
 
 @lru_cache(maxsize=64)

@@ -27,6 +27,7 @@ _SPIED_FRAME = re.compile(r" {4}(?P<function>\S.*) \((?P<file>[^()]*?)(?::(?P<li
 UNWOUND_FRAME = re.compile(
     r"#(?P<number>\d{1,6}) (?P<function>.{0,2000}) from (?P<file>[^\n]{0,2000}):(?P<line>\d{1,9})$"
 )
+_TRAINING = re.compile(r"TrainingThread\b")  # Ray Train runs the training function there, and MainThread only waits
 _MAIN = "MainThread"  # py-spy knows the names that Python gives; faulthandler at most those of the system
 _STARTER = "_bootstrap"  # outermost function of every thread that Python starts
 
@@ -58,8 +59,12 @@ class Section:
     is_cut: bool = False  # more threads than the printer was ready to print
 
     def main(self) -> ThreadStack | None:
-        """The thread in which the program began. Printers list it last: it is the oldest."""
-        named = next((thread for thread in self.threads if thread.name == _MAIN), None)
+        """The thread that trains, with most launchers the one in which the program began.
+
+        Printers list it last: it is the oldest.
+        """
+        training = next((thread for thread in self.threads if _TRAINING.match(thread.name) and thread.frames), None)
+        named = training or next((thread for thread in self.threads if thread.name == _MAIN), None)
         if named is not None or self.is_cut:
             return named
         return next((thread for thread in reversed(self.threads) if _is_first(thread)), None)

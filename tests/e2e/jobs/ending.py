@@ -6,7 +6,9 @@ import argparse
 import ctypes
 import datetime
 import fcntl
+import importlib
 import os
+import queue
 import re
 import signal
 import socket
@@ -269,6 +271,19 @@ def swallow(options: Options) -> None:
     dist.destroy_process_group()
 
 
+class Killed(Dataset[torch.Tensor]):
+    def __init__(self, is_killed: bool) -> None:
+        self.is_killed = is_killed
+
+    def __len__(self) -> int:
+        return N_STEPS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.is_killed and index == FAILS_IN:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(WIDTH)
+
+
 class Stuck(Dataset[torch.Tensor]):
     def __init__(self, sticks: bool) -> None:
         self.sticks = sticks
@@ -287,6 +302,58 @@ def worker_hang(options: Options) -> None:
     for batch in DataLoader(Stuck(is_culprit(options)), num_workers=1):
         average(batch)
     dist.destroy_process_group()
+
+
+def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+    if len(samples) < 2:
+        raise KeyError("labels")  # planted: collate
+    return torch.stack(samples)
+
+
+def collate_fails(options: Options) -> None:
+    """An exception in a worker process of the DataLoader: the last batch of the culprit is short."""
+    join(options)
+    samples = [torch.ones(WIDTH)] * (2 * N_STEPS - is_culprit(options))
+    for batch in DataLoader(samples, batch_size=2, num_workers=1, collate_fn=collate):  # type: ignore[arg-type]
+        average(batch)
+    dist.destroy_process_group()
+
+
+def worker_killed(options: Options) -> None:
+    """A worker process of the DataLoader is killed, as for lack of memory."""
+    join(options)
+    for batch in DataLoader(Killed(is_culprit(options)), num_workers=1):  # planted: worker-killed
+        average(batch)
+    dist.destroy_process_group()
+
+
+def thread_fails(options: Options) -> None:
+    """The thread that fills a queue fails, and the loop waits for it."""
+    batches: queue.Queue[torch.Tensor] = queue.Queue()
+
+    def fill() -> None:
+        raise OSError("cannot open shard 3")  # planted: thread
+
+    def act() -> None:
+        threading.Thread(target=fill, name="prefetch", daemon=True).start()
+        batches.get()
+
+    train(options, act)
+
+
+def terminated(options: Options) -> None:
+    """Somebody ends one rank, not the launcher."""
+
+    def act() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)  # planted: terminated
+
+    train(options, act)
+
+
+def import_fails(options: Options) -> None:
+    if is_culprit(options):
+        importlib.import_module("no_such_module")  # planted: import
+    train(options, int)
 
 
 def lock_held(options: Options) -> None:
@@ -350,6 +417,11 @@ FAULTS: dict[str, Callable[[Options], None]] = {
     "left": exit_early,
     "swallowed": swallow,
     "worker": worker_hang,
+    "collate": collate_fails,
+    "worker-killed": worker_killed,
+    "thread": thread_fails,
+    "terminated": terminated,
+    "import": import_fails,
     "lock": lock_held,
     "gil": hold_python,
     "restarts": fail_twice,

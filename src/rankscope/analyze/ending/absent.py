@@ -12,6 +12,7 @@ from rankscope.analyze.hangs.evidence import call_text, frame_location, place_te
 from rankscope.analyze.hangs.standing import (
     STALLS,
     Standing,
+    endings_of,
     frames_of,
     gave_up,
     is_in_collective,
@@ -63,20 +64,31 @@ def never_at_init(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     who, peers = ranks_phrase(ranks), ranks_phrase([each.rank for each in waiting])
     first = places(others)[0][0]
     where, is_in = standing_text(trace, first), "it is in" if len(ranks) == 1 else "they are in"
+    raised = first.reason if first.rank in endings_of(trace) else ""
+    title = f"{who} never called init_process_group, where {peers} {_was(waiting)} waiting: {is_in} {where}"
+    advice = f"find out why rank {first.rank} does not leave {where}"
+    if raised:
+        peers_waited = f"{peers} {_was(waiting)} waiting"
+        title = f"rank {first.rank} raised {raised}; it never called init_process_group, where {peers_waited}"
+        advice = f"fix the exception on rank {first.rank} in {where}"
     yield Finding(
         severity="error",
         certainty="likely",
-        title=f"{who} never called init_process_group, where {peers} {_was(waiting)} waiting: {is_in} {where}",
+        title=title,
         ranks=ranks,
         location=location_of_standing(trace, first),
         peer_location=location_of_standing(trace, waiting[0]),
         evidence=Evidence(
-            certain=(f"the main thread of rank {first.rank} is in {where}", *_gave_up_lines(trace, waiting)),
+            certain=(
+                f"the main thread of rank {first.rank} {'was' if raised else 'is'} in {where}",
+                *_gave_up_lines(trace, waiting),
+            ),
             likely=(f"{peers} {_was(waiting)} waiting for {who}",),
             stacks=(*standing_stacks(trace, others, "now"), *standing_stacks(trace, waiting, "waiting")),
             n_blocked=len(waiting),
         ),
-        help=f"find out why rank {first.rank} does not leave {where}",
+        help=advice,
+        action="fix-first" if raised else "",
     )
 
 

@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rankscope.analyze.derived import derived
-from rankscope.analyze.hangs.standing import Standing, endings_of, gave_up, standings_of
+from rankscope.analyze.hangs.standing import (
+    Standing,
+    endings_of,
+    gave_up,
+    give_up_times,
+    standings_of,
+)
 from rankscope.analyze.logs.events import attempts_of, exit_code
 from rankscope.analyze.manifests import ended_well
 from rankscope.model.tables import MISSING, Trace
@@ -52,6 +58,9 @@ def _find_deaths(trace: Trace) -> list[Death]:
     crashed = list(_crashed(trace))
     if crashed:
         return crashed
+    alone = list(_ended_alone(trace))
+    if alone:
+        return alone
     codes = rank_codes(trace)
     victims = {rank for rank, each in standings_of(trace).items() if gave_up(trace, each)}
     raised = set(endings_of(trace))
@@ -72,6 +81,26 @@ def _crashed(trace: Trace) -> Iterator[Death]:
         if fatal:
             number = _SIGNAL_OF.get(fatal["what"].strip())
             yield Death(rank, _SIGNALLED + number if number else MISSING, standing, True)
+
+
+def _ended_alone(trace: Trace) -> Iterator[Death]:
+    """Ranks that somebody sent SIGTERM while no other rank had failed or been told to end."""
+    table = trace.table("thread_stacks")
+    asked_at: dict[int, int] = {}
+    for rank, time_ns, reason in zip(
+        table.array("rank").tolist(), table.array("time_ns").tolist(), table.text("reason").tolist(), strict=True
+    ):
+        if "SIG" in reason:
+            asked_at[rank] = min(time_ns, asked_at.get(rank, time_ns))
+    gave_up_at, standings = give_up_times(trace), standings_of(trace)
+    first = min(gave_up_at.values(), default=MISSING)
+    alone = [rank for rank, time_ns in asked_at.items() if time_ns < first and rank not in gave_up_at]
+    others = set(standings) - set(alone)
+    if not others or any(rank not in gave_up_at or asked_at.get(rank, first) < gave_up_at[rank] for rank in others):
+        return
+    for rank in sorted(alone):
+        if standings[rank].reason == signal.SIGTERM.name:
+            yield Death(rank, _SIGNALLED + signal.SIGTERM, standings[rank], True)
 
 
 def rank_codes(trace: Trace) -> dict[int, int]:
@@ -105,7 +134,9 @@ def _gone(trace: Trace, victims: set[int]) -> Iterator[Death]:
     if job_code in (0, MISSING):
         return
     silent = set(manifests.array("rank")[manifests.text("ending").equals("")].tolist())
-    silent -= victims | _asked_to_end(trace)
-    if len(silent) == 1 and victims:
-        is_own = _is_own(job_code) and job_code != 1  # 1 is what launchers end with themselves
+    asked = _asked_to_end(trace)
+    silent -= victims | asked
+    is_own = _is_own(job_code) and job_code != 1  # 1 is what launchers end with themselves
+    # On a busy machine the others are told to end before they notice that their peer is gone.
+    if len(silent) == 1 and (victims or (is_own and asked)):
         yield Death(silent.pop(), job_code if is_own else MISSING, None, False)

@@ -83,6 +83,7 @@ def _describe_death(trace: Trace, deaths: Sequence[Death]) -> Finding:
             facts={"exit_code": first.code} if first.code != MISSING else {},
         ),
         help=advice,
+        action="collect-more" if first.signal in (signal.SIGTERM, signal.SIGKILL) else "",
     )
 
 
@@ -111,6 +112,8 @@ def _cause_of_death(trace: Trace, death: Death, who: str) -> tuple[tuple[str, ..
             said = f"the kernel killed {n_processes} of this container because memory ran out"
             return (said, followed), f"give the job more memory, or make {who} use less"
         return (followed,), f"find out who killed {who}: dmesg on its host (out of memory), the scheduler's log"
+    if death.signal == signal.SIGTERM:
+        return (followed,), f"find out who sent SIGTERM to {who} alone: its host's or the scheduler's log"
     if death.signal in _WORDS:
         return (followed,), "check the native code that this line calls, and its arguments"
     if death.code != MISSING:

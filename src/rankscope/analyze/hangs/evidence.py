@@ -21,6 +21,7 @@ from rankscope.model.finding import (
     count_noun,
     format_ranks,
 )
+from rankscope.model.source_text import loops_around
 from rankscope.model.tables import MISSING, Array, Trace
 
 _MAX_STACKS = 4
@@ -76,11 +77,31 @@ def site_text(view: JobView, row: int) -> str:
 
 def comes_later(view: JobView, row: int, other: int) -> bool:
     """True if the stacks of the two calls split in one function, and the first one is at a later line of it."""
-    stacks = (reversed(user_frames(view, each)[0]) for each in (row, other))
-    for mine, theirs in zip(*stacks, strict=False):
-        if mine != theirs:
-            return (mine.file, mine.function) == (theirs.file, theirs.function) and mine.line > theirs.line
-    return False
+    place, stack = _split(view, row, other)
+    return place is not None and place.line > stack[0].line
+
+
+def comes_after_loop(view: JobView, row: int, other: int) -> bool:
+    """As comes_later; where the source can be read, also outside of a loop that the other call is in."""
+    place, stack = _split(view, row, other)
+    return place is not None and place.line > stack[0].line and _is_outside_of_loop(place, stack)
+
+
+def _split(view: JobView, row: int, other: int) -> tuple[Location | None, list[Location]]:
+    """Where the first call's stack leaves that of the other, and the latter from there on, if in one function."""
+    mine, theirs = (list(reversed(user_frames(view, each)[0])) for each in (row, other))
+    for depth, (one, peer) in enumerate(zip(mine, theirs, strict=False)):
+        if one != peer:
+            return (one, theirs[depth:]) if (one.file, one.function) == (peer.file, peer.function) else (None, [])
+    return None, []
+
+
+def _is_outside_of_loop(place: Location, stack: Sequence[Location]) -> bool:
+    """Whether a loop around the stack, from the place's function on, does not hold the place; True if unknown."""
+    around, (first, *inner) = loops_around(place), [loops_around(each) for each in stack]
+    if around is None or first is None or None in inner:
+        return True
+    return bool(first - around) or any(inner)
 
 
 def place_text(location: Location) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import (
     call_text,
-    comes_later,
+    comes_after_loop,
     differences,
     dtype_text,
     group_text,
@@ -35,7 +35,7 @@ from rankscope.analyze.hangs.wording import (
 )
 from rankscope.analyze.registry import Effect, rule
 from rankscope.model.finding import Finding, count_noun, ranks_phrase
-from rankscope.model.tables import Trace
+from rankscope.model.tables import MISSING, Trace
 
 _SPLITS = (
     "compare input_split_sizes and output_split_sizes across ranks: what one rank sends to another must be what the "
@@ -266,7 +266,7 @@ def _mismatch(view: JobView, cause: Cause, title: str, help_text: str) -> Findin
     is_certain = cause.certainty == "certain"
     early = _left_early(view, cause)
     if early:
-        title = title.replace(" called ", " left the training loop early: it called ", 1)
+        title = title.replace(" called ", f" left the training loop early{_after_steps(view, cause)}: it called ", 1)
     evidence = make_evidence(
         view,
         cause,
@@ -276,7 +276,7 @@ def _mismatch(view: JobView, cause: Cause, title: str, help_text: str) -> Findin
             *([who] if is_certain else []),
             *_also_odd(view, cause, sides),
         ),
-        likely=(*([] if is_certain else [who]), *([early] if early else [])),
+        likely=(*([] if is_certain else [who]), *([early] if early else _took_branch(view, cause))),
         notes=_not_recorded(view, sides),
         comparison=compare_with(view, cause, peer_ranks, odd_ranks),
         stacks=(*stack_groups(view, [cause.culprit_row], "culprit"), *stack_groups(view, sides.peers, "peers")),
@@ -350,6 +350,25 @@ def _left_early(view: JobView, cause: Cause) -> str:
     )
 
 
+def _took_branch(view: JobView, cause: Cause) -> tuple[str, ...]:
+    """What the program did where the call is new to the whole job."""
+    programs, row = programs_of(view.trace), cause.culprit_row
+    is_known = cause.divergence is not None and cause.divergence.basis != "tie" and programs.is_usual(cause.peer_row)
+    site = site_text(view, row)
+    if not (is_known and site and site != site_text(view, cause.peer_row) and _is_new(view, programs, cause)):
+        return ()
+    return (f"{ranks_phrase(cause.ranks)} took another branch: {site} was never called before",)
+
+
+def _after_steps(view: JobView, cause: Cause) -> str:
+    """`, after 9 steps`, where the collector counted the same number on all culprits."""
+    manifests = view.trace.table("manifests")
+    counted = dict(zip(manifests.array("rank").tolist(), manifests.array("n_steps").tolist(), strict=True))
+    numbers = {counted.get(rank, MISSING) for rank in cause.ranks}
+    n_steps = numbers.pop() if len(numbers) == 1 else MISSING
+    return f", after {count_noun(n_steps, 'step')}" if n_steps > 0 else ""
+
+
 def _is_new(view: JobView, programs: Programs, cause: Cause) -> bool:
     """Whether only the culprits made the call, and neither it nor the calls after it are part of their steps."""
     same = programs.token == programs.token[cause.culprit_row]
@@ -365,4 +384,4 @@ def _used_to_go_on(programs: Programs, row: int, peer: int) -> bool:
 def _comes_after_the_loop(view: JobView, programs: Programs, row: int) -> bool:
     points = {int(view.signatures.point[other]): other for other in programs.preceding(row, _MAX_COMPARED).tolist()}
     others = [other for other in points.values() if user_frames(view, other)[0]]
-    return bool(others) and all(comes_later(view, row, other) for other in others)
+    return bool(others) and all(comes_after_loop(view, row, other) for other in others)

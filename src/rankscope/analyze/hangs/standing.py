@@ -13,6 +13,7 @@ import numpy as np
 from rankscope.analyze.derived import derived
 from rankscope.analyze.hangs.cause import Cause
 from rankscope.analyze.hangs.evidence import frame_location, frames_of_stack, place_text, user_part
+from rankscope.analyze.hangs.printed import with_printed
 from rankscope.analyze.hangs.signatures import user_points
 from rankscope.analyze.hangs.view import JobView, job_view
 from rankscope.model.finding import Finding, Location, StackGroup, ranks_phrase
@@ -33,6 +34,7 @@ STALLS = re.compile(
     r"(?i)no collective|has not (returned|been initialized|ended)|no python code could run"
     r"|time.?out|watchdog|hang|stall"
 )
+_IN_THREAD = re.compile(r" \(in thread (?P<name>.+)\)$")  # how the collector ends the reason where a helper raised
 _HELD = "no Python code could run"  # as the collector says of stacks that C code had to print
 _LOADER = re.compile(r"(^|/)torch/utils/data/dataloader\.py$")
 _WORKER = "DataLoader worker"
@@ -80,7 +82,26 @@ def standings_of(trace: Trace) -> dict[int, Standing]:
 def endings_of(trace: Trace) -> dict[int, Standing]:
     """The ranks that ended with an exception of their own, and where they raised it."""
     raised = {rank: each for rank, each in standings_of(trace).items() if _RAISED.match(each.reason)}
-    return {rank: each for rank, each in raised.items() if not gave_up(trace, each)}
+    mains = {rank: each for rank, each in raised.items() if not _IN_THREAD.search(each.reason)}
+    return {rank: each for rank, each in mains.items() if not gave_up(trace, each)}
+
+
+class ThreadEnd(NamedTuple):
+    """A helper thread that an exception ended; the rank continued without it."""
+
+    name: str
+    text: str  # `OSError: cannot open shard 3`
+    location: Location | None
+
+
+def thread_end_of(trace: Trace, rank: int) -> ThreadEnd | None:
+    table = trace.table("thread_stacks")
+    for row in table.take(np.flatnonzero((table.array("rank") == rank) & table.array("is_current"))).rows():
+        match = _IN_THREAD.search(row["reason"])
+        if match and not row["is_main"]:
+            location = frame_location(trace, row["site_id"]) if row["site_id"] != MISSING else None
+            return ThreadEnd(match["name"], row["reason"][: match.start()], location)
+    return None
 
 
 def give_up_times(trace: Trace) -> dict[int, int]:
@@ -136,10 +157,11 @@ def _telling(rows: list[dict[str, Any]], newest_call_ns: int) -> dict[str, Any]:
     Stacks of a stall that is older than a call of the rank are of another one, which it has left.
     """
     raised = [row for row in rows if _RAISED.match(row["reason"])]
-    exceptions = [row for row in raised if not _GAVE_UP.search(row["reason"])]
+    main = [row for row in raised if not _IN_THREAD.search(row["reason"])]
+    exceptions = [row for row in main if not _GAVE_UP.search(row["reason"])]
     stalls = [row for row in rows if STALLS.search(row["reason"]) and row not in raised]
     current = [row for row in stalls if row["time_ns"] >= newest_call_ns]
-    return (exceptions[:1] or current[:1] or stalls[-1:] or raised[:1] or rows[-1:])[0]
+    return (exceptions[:1] or current[:1] or stalls[-1:] or main[:1] or rows[-1:])[0]
 
 
 def _dated(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -198,12 +220,12 @@ def standing_stacks(trace: Trace, standings: Sequence[Standing], when: str = "")
 def with_standing(view: JobView, cause: Cause, finding: Finding) -> Finding:
     """The finding, with where the culprits' main threads are now, if their stacks were collected."""
     trace = view.trace
-    if cause.rule not in _ASKS_WHERE or not trace.has("thread_stacks"):
+    if cause.rule not in _ASKS_WHERE:
         return finding
-    by_rank = standings_of(trace)
+    by_rank = standings_of(trace) if trace.has("thread_stacks") else {}
     current = [by_rank[rank] for rank in cause.ranks if rank in by_rank and is_current(view, by_rank[rank])]
     if not current:
-        return finding
+        return with_printed(trace, finding) if cause.rule == "rank-stuck" else finding
     lines = tuple(
         f"the main thread of {ranks_phrase([standing.rank for standing in group])} is in "
         f"{standing_text(trace, group[0])}"
@@ -224,7 +246,7 @@ def _placed(trace: Trace, standing: Standing, finding: Finding) -> Finding:
     """The finding about ranks that did not make or record a call, with where they are now as the answer."""
     likely = f"rank {standing.rank} is stuck or busy there"
     advice = f"find out why rank {standing.rank} does not leave {standing_text(trace, standing)}"
-    worker = worker_site(trace, standing)
+    worker = None if _RAISED.match(standing.reason) else worker_site(trace, standing)
     if _HELD in standing.reason:
         likely = f"the call there held Python's lock (GIL): no other thread of rank {standing.rank} could run"
         advice = f"keep {standing_text(trace, standing)} from running that long, or move it to another process"
@@ -233,10 +255,18 @@ def _placed(trace: Trace, standing: Standing, finding: Finding) -> Finding:
         likely = f"rank {standing.rank} waits there for its data: {name} is in {place_text(location)}"
         advice = f"find out why {name} of rank {standing.rank} does not leave {place_text(location)}"
         finding = msgspec.structs.replace(finding, peer_location=location_of_standing(trace, standing))
-    title = finding.title
+    title, place = finding.title, worker[1] if worker else None
     if _GAVE_UP.search(standing.reason) and is_in_collective(trace, standing):
         likely = f"rank {standing.rank} gave up there, in a call that its recorder does not show: {standing.reason}"
         advice = f"find out which rank should answer {standing_text(trace, standing)}: peer, tag and size must agree"
+    elif (ended := thread_end_of(trace, standing.rank)) is not None:
+        where = f" in {place_text(ended.location)}" if ended.location else ""
+        title = title.replace(
+            f"rank {standing.rank} ", f"rank {standing.rank} lost its thread {ended.name} to {ended.text}; it ", 1
+        )
+        likely = f"rank {standing.rank} waits for thread {ended.name}, which ended{where}: {ended.text}"
+        advice = f"fix the exception{where}, and let the program end when the thread fails"
+        place = ended.location
     elif _RAISED.match(standing.reason):
         title = title.replace(f"rank {standing.rank} ", f"rank {standing.rank} raised {standing.reason}; it ", 1)
         likely = f"rank {standing.rank} ended there: {standing.reason}"
@@ -246,7 +276,7 @@ def _placed(trace: Trace, standing: Standing, finding: Finding) -> Finding:
     return msgspec.structs.replace(
         finding,
         title=title,
-        location=(worker[1] if worker else None) or location_of_standing(trace, standing) or finding.location,
+        location=place or location_of_standing(trace, standing) or finding.location,
         evidence=msgspec.structs.replace(finding.evidence, likely=(likely, *finding.evidence.likely[1:])),
         help=advice,
     )
@@ -266,7 +296,7 @@ def threads_beside(trace: Trace, standing: Standing) -> list[dict[str, Any]]:
     table = trace.table("thread_stacks")
     same = (table.array("rank") == standing.rank) & (table.array("time_ns") == standing.time_ns)
     rows = np.flatnonzero(same & ~table.array("is_main") & (table.array("site_id") != MISSING))
-    return list(table.take(rows).rows())
+    return [row for row in table.take(rows).rows() if row["thread_name"] != "MainThread"]  # another one trains
 
 
 def beside_lines(trace: Trace, standing: Standing) -> list[str]:

@@ -309,6 +309,9 @@ def rank_raised(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     if not standings_of(trace):
         yield Skipped(_NO_MAIN)
         return
+    if ended_well(trace):
+        yield Skipped("the job ended normally: what was raised ended only helper threads")
+        return
     ended = sorted(endings_of(trace).values(), key=lambda standing: (standing.time_ns, standing.rank))
     if ended:
         victims = sorted(victims_of(trace).values(), key=lambda standing: (standing.time_ns, standing.rank))

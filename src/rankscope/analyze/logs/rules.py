@@ -8,6 +8,7 @@ from rankscope.analyze.logs.events import Event, exit_code
 from rankscope.analyze.logs.verdicts import Verdict
 from rankscope.analyze.logs.wording import finding, hosts_of, last_lines, of_cause, quoted, signal_name, who
 from rankscope.analyze.logs.xid import xid_of
+from rankscope.analyze.manifests import ended_well
 from rankscope.analyze.registry import rule
 from rankscope.model.finding import Action, Finding, count_noun
 from rankscope.model.tables import Trace
@@ -31,6 +32,8 @@ def log_failure(trace: Trace) -> Iterator[Finding]:
     """
     for verdict in of_cause(trace, "failed"):
         first = verdict.events[0]
+        if first.fields.get("in_thread") and ended_well(trace):
+            continue  # the job did without that thread
         said = _said(first)
         several = len(verdict.ranks) > 1
         order = f"{count_noun(len(verdict.ranks), 'rank')} reported it" if several else "no earlier failure in this log"

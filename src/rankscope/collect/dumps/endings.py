@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from rankscope.collect.dumps import worker_stacks
 from rankscope.collect.dumps.c_printer import Descriptor, is_caught_in_c
 from rankscope.collect.dumps.stacks import ON_REQUEST, Stacks
 from rankscope.collect.part import Part
@@ -25,6 +26,7 @@ DUMP_SECONDS = 5.0  # a job that is told to end waits no longer for its dumps
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 # Python itself handles SIGINT, if anybody does: it is only read from the pipe.
 _REASONS = {signal.SIGTERM: "SIGTERM", signal.SIGUSR2: ON_REQUEST, signal.SIGINT: "SIGINT"}
+_MAX_SAID = 300
 _STOP = 0  # no signal has this number
 _BEFORE_THE_RUN_ENDS = 200  # among multiprocessing's finalizers: higher goes first, and the run's own has 100
 _Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -153,6 +155,7 @@ class Endings(Part):
                     raised.exc_type,
                     raised.exc_value,
                     raised.exc_traceback,
+                    raised.thread.name if raised.thread else "",
                 )
         self._earlier_thread_hook(raised)
 
@@ -174,14 +177,23 @@ class Endings(Part):
                 self._tell_exception(threading.get_ident(), type(error), error, error.__traceback__)
 
     def _tell_exception(
-        self, thread: int | None, kind: type[BaseException], error: BaseException | None, where: TracebackType | None
+        self,
+        thread: int | None,
+        kind: type[BaseException],
+        error: BaseException | None,
+        where: TracebackType | None,
+        helper: str = "",
     ) -> None:
         if not self._is_open or os.getpid() != self._pid:
             return
+        text = str(error).strip()
+        in_worker, frames = worker_stacks.raised_in_worker(text)
         if thread and (stacks := self._stacks()):
-            stacks.raised(thread, where)
-        text = str(error).strip().partition("\n")[0]
-        self._dump(f"{kind.__name__}: {text}" if text else kind.__name__)
+            stacks.raised(thread, where, frames)
+        text = text.partition("\n")[0][:_MAX_SAID]
+        said = in_worker[:_MAX_SAID] or (f"{kind.__name__}: {text}" if text else kind.__name__)
+        said = "; ".join([said, *worker_stacks.killed_workers()[:1]])
+        self._dump(f"{said} (in thread {helper})" if helper else said)
 
     def _dump(self, reason: str, *, is_last: bool = False) -> None:
         """In a thread, so that a dump that hangs itself, as disks do, holds up nothing else."""

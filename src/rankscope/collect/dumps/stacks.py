@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -71,10 +71,14 @@ class Stacks(Part):
         """False if the signal is not ours any more."""
         return self._printer is None or self._printer.stop_printing_on(number)
 
-    def raised(self, thread: int, where: TracebackType | None) -> None:
-        """An exception ends this thread. Its frames are gone when the dump is made, which then uses these instead."""
+    def raised(self, thread: int, where: TracebackType | None, in_worker: Sequence[tuple[str, int, str]] = ()) -> None:
+        """An exception ends this thread. Its frames are gone when the dump is made, which then uses these instead.
+
+        Those of a worker process that raised it first come before them.
+        """
         frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(where)]
-        lines = [f'  File "{code.co_filename}", line {line} in {code.co_name}\n' for code, line in reversed(frames)]
+        outer = [(code.co_filename, line, code.co_name) for code, line in reversed(frames)]
+        lines = [f'  File "{file}", line {line} in {name}\n' for file, line, name in (*in_worker, *outer)]
         self._raised = (thread, f"Current thread 0x{thread:016x} (most recent call first):\n{''.join(lines)}")
 
     def dump(self, reason: str) -> None:

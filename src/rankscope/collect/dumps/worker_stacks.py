@@ -13,11 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rankscope.collect.launching import child_exits
+
 SIGNAL = signal.SIGUSR2
 _WAIT_SECONDS = 0.5  # for all workers together
 _POLL_SECONDS = 0.01
 _MAX_WORKERS = 16
 _STACK = re.compile(r"\(most recent call first\):\n(?P<frames>(?:  File [^\n]*\n)+)")
+_FATAL = set(signal.Signals) - {signal.SIGTERM, signal.SIGINT}  # which loaders and people end workers with
+_EXIT_CODE = 49  # of the fields after the name in /proc/PID/stat
+_ORIGINAL = "Original Traceback (most recent call last):"
+_FRAME = re.compile(r'^  File "([^"\n]+)", line (\d{1,9}), in (\S+)', re.MULTILINE)
 _folder: Path | None = None
 _kept: list[Any] = []  # faulthandler does not keep a file open
 
@@ -45,6 +51,29 @@ def install(folder: Path) -> None:
 def remove() -> None:
     global _folder
     _folder = None
+
+
+def killed_workers() -> list[str]:
+    """Child processes that a signal has ended, whether or not the job has waited for them."""
+    from multiprocessing import process
+
+    killed = child_exits.killed_children()
+    for child in list(getattr(process, "_children", ())):
+        with suppress(OSError, ValueError, AttributeError, IndexError):
+            fields = Path(f"/proc/{child._popen.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            if fields[0] == "Z":
+                killed[child._popen.pid] = int(fields[_EXIT_CODE]) & 0x7F
+    fatal = {pid: number for pid, number in killed.items() if number in _FATAL}
+    return [f"its worker process {pid} had been killed by {signal.Signals(fatal[pid]).name}" for pid in sorted(fatal)]
+
+
+def raised_in_worker(text: str) -> tuple[str, list[tuple[str, int, str]]]:
+    """The last line of what a worker raised, and its frames, innermost first, from what torch makes of it."""
+    head, _, original = text.partition(_ORIGINAL)
+    if not (original and head.startswith("Caught ")):
+        return "", []
+    frames = [(match[1], int(match[2]), match[3]) for match in _FRAME.finditer(original)]
+    return original.rstrip().rpartition("\n")[2], frames[::-1]
 
 
 def _register() -> None:

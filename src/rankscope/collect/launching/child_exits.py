@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "exit_{host}_{pid}.json"
+_killed: dict[int, int] = {}  # workers of this rank that a signal has ended: process id -> signal
 _OOM = Path("/sys/fs/cgroup/memory.events")
 
 
@@ -24,6 +25,8 @@ def watch(folder: Path, is_rank: Callable[[], bool]) -> None:
         with suppress(Exception):
             if not is_rank():
                 _write(folder, pid, status)
+            elif status < 0:
+                _killed[pid] = -status
 
     original = subprocess.Popen._handle_exitstatus  # type: ignore[attr-defined]
 
@@ -46,6 +49,11 @@ def watch(folder: Path, is_rank: Callable[[], bool]) -> None:
             return code
 
         popen_fork.Popen.poll = poll  # type: ignore[method-assign, assignment]
+
+
+def killed_children() -> dict[int, int]:
+    """The children of this rank that a signal has ended, as far as it has waited for them."""
+    return dict(_killed)
 
 
 def _write(folder: Path, pid: int, code: int) -> None:
