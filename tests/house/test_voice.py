@@ -34,7 +34,15 @@ AVOIDED = (
     Avoided(r"(?:[\d}%]|\b(?:ns|us|ms|s|min|bytes|once|twice|times|lost|spent)) a step\b", "per step"),
     Avoided(r"\bwent on\b", "was running, continued"),
     Avoided(r"\bsome minutes\b", "a few minutes"),
-    Avoided(r"\b(?:come|comes|came) to (?:a|an|the|its) (?:call|collective|all_\w+)\b", "reach, join"),
+    Avoided(
+        r"\b(?:come|comes|came|coming) to "
+        r"(?:\{\}|(?:a|an|the|its|this|that)(?: \w+)? (?:call|collective)s?\b|(?:the )?all_\w+)",
+        "reach, join",
+    ),
+    Avoided(r"\bsomebody\b", "who it is, you, or the passive"),
+    Avoided(r"\bwithout a word\b", "silently, without a message"),
+    Avoided(r"\bended by (?:itself|themselves)\b", "exited, finished"),
+    Avoided(r"\bmade good\b", "fixed, made up for"),
     Avoided(r"\bso many (?:of|calls|ranks|steps|rounds|bytes|mismatches)\b", "this many"),
     Avoided(r"\b(?:is|are|was|were) no consequence\b", "is not a consequence"),
     Avoided(r"\bbrought an?\b", "passed a tensor, caused"),
@@ -142,6 +150,12 @@ def test_exceptions_are_still_needed() -> None:
         "it did not come to the collective; this is no consequence of another failure",
         "all cases, some minutes; list at most so many mismatches",
         "rank 3 brought a tensor of [7]; a time-out in the set-up",
+        "rank 3 never came to the last collective",
+        "{} ranks come to {} late",
+        "somebody asked for a dump",
+        "the process is gone without a word",
+        "rank 3 ended by itself",
+        "the lost time is made good",
     ],
 )
 def test_what_we_do_not_write_is_caught(before: str) -> None:
@@ -161,6 +175,7 @@ def test_what_we_do_not_write_is_caught(before: str) -> None:
         "skip a step; run it as a stand-in",
         "11 ranks are waiting",
         "it waits 41% of the step; a row is rank % 8",
+        "the job came to a halt; the losses come to 3 s per step",
     ],
 )
 def test_what_we_write_is_not(after: str) -> None:

@@ -55,9 +55,9 @@ def names_culprit(report: Report, args: Namespace, job: LogJob) -> bool:
 
 def truth_lines(job: LogJob, folder: str, agrees: bool) -> list[str]:
     truth = {
-        "stuck": f"rank {job.culprit} never came to the last collective",
-        "mismatch": f"rank {job.culprit} called another operation than its peers",
-        "stalled": "all ranks came, and the collective never finished",
+        "stuck": f"rank {job.culprit} never reached the last collective",
+        "mismatch": f"rank {job.culprit} called a different operation from its peers",
+        "stalled": "all ranks joined the collective, and it never finished",
         "killed": f"rank {job.culprit} was killed",
         "healthy": "nothing went wrong",
     }[job.fault]
