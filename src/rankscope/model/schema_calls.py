@@ -17,8 +17,8 @@ CALL_TABLES: tuple[TableSpec, ...] = (
         file_id       int32  The file.
         row_id        int64  Its record_id in collectives, comm_id in comms or node_id in et_collectives.
         rank          int32  Global rank.
-        group_name    text   Process group; empty when unknown.
-        group_ranks   text   Global ranks of the group in group order, as JSON; empty when unknown.
+        group_name    text   Process group; empty if unknown.
+        group_ranks   text   Global ranks of the group in group order, as JSON; empty if unknown.
         generation    int32  How often a group of this name had been destroyed and recreated, as far as recorded.
         position      int64  Number of the call in its group on this rank: its seq, else counted in this file.
         op            text   all_reduce, all_gather, send, recv, barrier, ...
@@ -27,13 +27,13 @@ CALL_TABLES: tuple[TableSpec, ...] = (
         sizes         text   Shapes of the inputs, as JSON; the number of elements, if only that is known.
         dtype         text   Type of the first input.
         n_bytes       int64  The larger of input and output, as far as the source records it.
-        peer          int32  Global rank of the other side of a send or receive; NULL when unknown.
-        start_ns      int64  When the rank joined, on its own clock; NULL when the source has no times.
-        end_ns        int64  When it was done; NULL when unknown or still open.
-        status        text   done, waiting, aborted or failed; empty when the source does not say.
+        peer          int32  Global rank of the other side of a send or receive; NULL if unknown.
+        start_ns      int64  When the rank joined, on its own clock; NULL if the source has no times.
+        end_ns        int64  When it was done; NULL if unknown or still open.
+        status        text   done, waiting, aborted or failed; empty if the source does not say.
         site          text   Where the user's code called it: `file:line in function`.
         record_id     int64  The same call in collectives; NULL if no Flight Recorder kept it or it is not certain.
-        match_id      int64  The logical collective in call_matches; NULL when unknown.
+        match_id      int64  The logical collective in call_matches; NULL if unknown.
         """,
         "derived",
         missing="no collectives in this capture",
@@ -42,22 +42,22 @@ CALL_TABLES: tuple[TableSpec, ...] = (
         "call_matches",
         "One row per logical collective or transfer, over all ranks and all sources that saw it.",
         """
-        match_id      int64  Its number, as in calls; where the Flight Recorder has it, as in matches.
-        group_name    text   Process group; empty when unknown.
-        group_ranks   text   Global ranks of the group in group order, as JSON; empty when unknown.
+        match_id      int64  Its number, as in calls; the same as in matches if a Flight Recorder has it.
+        group_name    text   Process group; empty if unknown.
+        group_ranks   text   Global ranks of the group in group order, as JSON; empty if unknown.
         generation    int32  How often a group of this name had been destroyed and recreated, as far as recorded.
         position      int64  Number of the collective in its group; NULL for a transfer.
         op            text   Operation that most calls have; send for a transfer that has both ends.
         is_p2p        bool   True for a transfer.
         src           int32  Global rank of the sender of a transfer.
         dst           int32  Global rank of the receiver of a transfer.
-        n_members     int32  Ranks that have to take part; NULL when unknown.
+        n_members     int32  Ranks that have to take part; NULL if unknown.
         n_ranks       int32  Ranks that any source saw take part.
         n_calls       int64  Rows in calls: each rank counts once per source that saw it.
         sources       text   Sources that saw it, separated by commas.
-        is_mixed      bool   True when ranks called different operations.
+        is_mixed      bool   True if ranks called different operations.
         duration_ns   int64  The longest time that a profiler saw a rank spend in it.
-        site          text   Where the user's code called it, as far as any source knows.
+        site          text   Where the user's code called it, if any source recorded that.
         """,
     ),
     spec(
@@ -82,7 +82,7 @@ CALL_TABLES: tuple[TableSpec, ...] = (
         row_id            int64  The call: comm_id in comms.
         op                text   Operation that was called; gloo runs reduce_scatter as an all_reduce.
         partner           int32  Position of the root or of the other side in the group, if the caller was recorded.
-        group_id          int32  Its process group in groups; NULL when no Flight Recorder shows it.
+        group_id          int32  Its process group in groups; NULL if no Flight Recorder shows it.
         peer              int32  Global rank of the other side of a send or receive.
         recorder_file_id  int32  The Flight Recorder dump; NULL if several calls are possible, all in this group.
         record_id         int64  The call in collectives; NULL if several are possible, all in this group.
@@ -97,7 +97,7 @@ CALL_TABLES: tuple[TableSpec, ...] = (
         file_id       int32  The file.
         rank          int32  Global rank.
         group_name    text   Process group of the next call.
-        group_ranks   text   Global ranks of that group, as JSON; empty when unknown.
+        group_ranks   text   Global ranks of that group, as JSON; empty if unknown.
         generation    int32  Generation of that group.
         position      int64  Position of the next call in its group.
         before_op     text   Operation of the previous call.

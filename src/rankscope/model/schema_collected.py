@@ -177,7 +177,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         environment      text   Variables that change how torch behaves, as JSON.
         run              text   Name of the run.
         started_ns       int64  When the process started collecting.
-        ended_ns         int64  When it ended; NULL when it was killed.
+        ended_ns         int64  When it ended; NULL if it was killed.
         ending           text   exit (by itself), exception, signal, left (gone after its last group); empty if killed.
         rank_exit_code   int32  Exit code of the rank's process, as its launcher saw it; above 128 a signal ended it.
         exit_code        int32  Exit code of the whole job; above 128 a signal ended it.

@@ -21,26 +21,26 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         desc             text     Description of the group.
         ranks            text     Global ranks of the group, as JSON.
         size             int32    Number of members of the group.
-        is_inferred      bool     True when the members were inferred, not recorded.
+        is_inferred      bool     True if the members were inferred, not recorded.
         n_hosts          int32    Number of hosts the members are on, as far as known.
         n_calls          int64    Number of calls of all members together.
         """,
     ),
     _derived(
         "comm_matches",
-        "Logical collectives and transfers: what the calls of several ranks did together.",
+        "Logical collectives and transfers: calls of several ranks that belong together.",
         """
         match_id            int64    Number of the logical call, in order of its end.
         group_key           int32    Its group in comm_groups.
         op                  text     all_reduce, all_gather, ...; transfer for a send and its recv.
         is_p2p              bool     True for a transfer.
-        seq                 int64    Sequence number in the group, where it was recorded.
+        seq                 int64    Sequence number in the group, if recorded.
         step                int64    Step in which it was launched.
         dtype               text     Type of the elements.
         n_bytes             int64    Message size as nccl-tests defines it; the largest of all members.
         n_members           int32    Number of ranks that take part.
         n_seen              int32    Number of ranks whose call was found.
-        is_complete         bool     True when the calls of all members were found.
+        is_complete         bool     True if the calls of all members were found.
         method              text     How the calls were matched: comms-id, seq, order or time.
         confidence          float64  Confidence in the match, from 0 to 1.
         start_ns            int64    When the first member joined.
@@ -48,9 +48,9 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         end_ns              int64    When half of the members were done.
         last_rank           int32    The member that joined last.
         last_file_id        int32    Its trace.
-        wait_ns             int64    From the first to the last arrival.
-        transfer_ns         int64    From the last arrival to the end.
-        end_spread_ns       int64    From the first to the last end.
+        wait_ns             int64    Time from the first to the last arrival.
+        transfer_ns         int64    Time from the last arrival to the end.
+        end_spread_ns       int64    Time from the first to the last end.
         algorithm_gbps      float64  Bytes divided by transfer time, in GB/s.
         bus_gbps            float64  Bus bandwidth in GB/s, as nccl-tests defines it: comparable between group sizes.
         """,
@@ -62,14 +62,14 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         file_id             int32    The trace.
         rank                int32    Global rank.
         comm_id             int64    The call in comms.
-        match_id            int64    The logical call in comm_matches; NULL when the calls of its peers were not found.
-        group_key           int32    Its group in comm_groups; NULL when unknown.
+        match_id            int64    The logical call in comm_matches; NULL if the calls of its peers were not found.
+        group_key           int32    Its group in comm_groups; NULL if unknown.
         step                int64    Step in which it was launched.
         start_ns            int64    When the rank joined.
         end_ns              int64    When it was done.
-        wait_ns             int64    From its arrival to the last member's.
-        transfer_ns         int64    From the last arrival to its end.
-        lateness_ns         int64    From the median arrival of the members to its own; 0 if it was earlier.
+        wait_ns             int64    Time from its arrival to the last member's.
+        transfer_ns         int64    Time from the last arrival to its end.
+        lateness_ns         int64    Time from the median arrival of the members to its own; 0 if it was earlier.
         exposed_ns          int64    The part of its time in which the rank did nothing else.
         is_last             bool     True for the member that joined last.
         """,
@@ -84,10 +84,10 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         offset_ns           int64    How far its times are ahead of the common clock at at_ns.
         drift_ppb           float64  How much faster its clock runs, in parts per billion.
         at_ns               int64    The time at which the offset holds, on its own clock.
-        error_ns            int64    How far off the offset may be; NULL when the clock could not be aligned.
+        error_ns            int64    How far off the offset may be; NULL if the clock could not be aligned.
         residual_ns         int64    How far apart the ends of shared calls still are: 90th percentile.
         n_shared            int64    Calls shared with other clocks.
-        is_aligned          bool     True when the offset is known, or when there is no other clock.
+        is_aligned          bool     True if the offset is known, or when there is no other clock.
         """,
     ),
     _derived(

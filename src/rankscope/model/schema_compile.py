@@ -15,7 +15,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         "torch.compile logs: one process's TORCH_TRACE file, or the part of a text log that one rank wrote.",
         """
         file_id        int32  The file.
-        rank           int32  Global rank; 0 for a job that is not distributed, NULL when unknown.
+        rank           int32  Global rank; 0 for a job that is not distributed, NULL if unknown.
         run            int32  Run of the job that it belongs to; 0 is the first one in this capture.
         source         text   trace (TORCH_TRACE) or text (TORCH_LOGS).
         plain_path     text   The uncompressed file; compile_records points into it.
@@ -23,11 +23,11 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         n_records      int64  Records, or lines of a text log, of all kinds.
         n_bad          int64  Records that could not be parsed.
         n_unresolved   int64  Stack frames whose file name is not in the log: a forked child wrote the log.
-        is_cut         bool   True when the last record is incomplete: the process ended while writing it.
+        is_cut         bool   True if the last record is incomplete: the process ended while writing it.
         first_ns       int64  Time of the first record.
         last_ns        int64  Time of the last record.
         clock          text   absolute (year and zone taken from the records) or assumed (they have no absolute time).
-        torch_version  text   Version of torch, where recorded.
+        torch_version  text   Version of torch, if recorded.
         """,
         missing=Missing(
             "no torch.compile logs in this capture: record with TORCH_TRACE=FOLDER",
@@ -43,8 +43,8 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         rank              int32  Global rank: from the record, else from the file.
         record            int32  Position in the file, from 0.
         time_ns           int64  When it was written.
-        kind              text   Kind of record, as torch names it; empty when it could not be parsed.
-        name              text   Name of the artifact, graph, file or link, where the kind has one.
+        kind              text   Kind of record, as torch names it; empty if it could not be parsed.
+        name              text   Name of the artifact, graph, file or link, if the kind has one.
         encoding          text   string or json: what the artifact claims its payload is.
         compile_id        text   The compilation: 0/1 is frame 0, compiled for the 2nd time; !2 compiled autograd.
         frame_id          int32  Number of the frame.
@@ -100,7 +100,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         n_shape_guards     int64  Guards on symbolic shapes.
         guard_latency_ns   int64  Time that checking the guards takes on every call, as measured when compiling.
         cache_size         int64  Compiled versions of the frame before this one.
-        n_graph_breaks     int64  Graph breaks, where counted.
+        n_graph_breaks     int64  Graph breaks, if counted.
         restart_reasons    text   Why tracing restarted, as JSON.
         fail_type          text   Exception with which it failed.
         fail_reason        text   Its text.
@@ -126,7 +126,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         file        text   Source file.
         line        int32  Line.
         function    text   Function.
-        code        text   The line of code, where recorded.
+        code        text   The line of code, if recorded.
         is_user     bool   False for frames of torch and of Python itself.
         """,
     ),
@@ -142,7 +142,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         file         text   Source file of the break.
         line         int32  Its line.
         function     text   Its function.
-        code         text   The line of code, where recorded.
+        code         text   The line of code, if recorded.
         is_user      bool   False for code that belongs to torch or to Python itself.
         reason       text   What could not be traced, in one line.
         explanation  text   Torch's explanation.
@@ -168,7 +168,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         guard             text   The expression that did not hold.
         cause             text   size, stride, rank, dtype, device, gradient, value, type, identity, keys, state, other.
         subject           text   The argument, attribute or global that the guard is about, if it names one.
-        dimension         int32  Index of the dimension, where a size differs.
+        dimension         int32  Index of the dimension, if a size differs.
         expected          text   The value that the code was compiled for.
         actual            text   The value in the call.
         file              text   Where the guard comes from.
@@ -189,7 +189,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         attempt     int32  How often it had been restarted.
         record      int32  The record in compile_records.
         kind        text   symbol, guard or specialization.
-        symbol      text   The symbol (s48), where there is one.
+        symbol      text   The symbol (s48), if there is one.
         expression  text   The guard, or the range of the symbol.
         value       text   The value at the time, or the constant it became.
         source      text   The argument and dimension behind the symbol.

@@ -15,9 +15,9 @@ DESYNC_TABLES: tuple[TableSpec, ...] = (
         origin      text   rankscope, or torch for the text of torch's own tracker.
         group_name  text   Name of the group.
         group_desc  text   Description of the group.
-        members     text   Global ranks of the group in group order, as JSON; empty when unknown.
+        members     text   Global ranks of the group in group order, as JSON; empty if unknown.
         group_rank  int32  The reported rank, as its position in the group.
-        member      int32  The same as a global rank; NULL when the members are unknown.
+        member      int32  The same as a global rank; NULL if the members are unknown.
         seq         int64  Sequence number of the rank's latest collective in the group.
         op          text   Its name in torch's terms: ALLREDUCE, _ALLGATHER_BASE, ...
         state       text   started, finished, absent (never joined one) or unreadable.

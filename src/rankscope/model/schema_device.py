@@ -19,7 +19,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         file_id          int32    The trace.
         rank             int32    Global rank.
         n_kernels        int64    Number of kernels, copies and fills.
-        kernel_ns        int64    From the start of the first to the end of the last.
+        kernel_ns        int64    Time from the start of the first to the end of the last.
         idle_ns          int64    Time when nothing ran.
         compute_ns       int64    Time when at least one compute kernel ran.
         non_compute_ns   int64    Time when only communication, copies and fills ran.

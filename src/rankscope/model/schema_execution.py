@@ -23,11 +23,11 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         pid              int64    Process.
         recorded         text     When it was started, in local time, as recorded.
         start_ms         int64    Start on the process's own steady clock, which no other trace shares.
-        finish_ms        int64    End on that clock; NULL when the file is truncated.
+        finish_ms        int64    End on that clock; NULL if the file is truncated.
         n_nodes          int64    Number of nodes.
         n_threads        int32    Number of threads.
-        has_record_ids   bool     True when operators have the ids that profilers also record.
-        is_cut           bool     True when the file is truncated.
+        has_record_ids   bool     True if operators have the ids that profilers also record.
+        is_cut           bool     True if the file is truncated.
         extra            text     All other fields of the file, as JSON.
         """,
         missing="no execution traces in this capture",
@@ -66,11 +66,11 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         inputs           text     Values, as JSON; a tensor is [tensor, storage, offset, elements, bytes each, device].
         input_shapes     text     Shapes, as JSON.
         input_types      text     Types, as JSON.
-        input_strides    text     Strides, as JSON, where recorded.
+        input_strides    text     Strides, as JSON, if recorded.
         outputs          text     Values, as JSON.
         output_shapes    text     Shapes, as JSON.
         output_types     text     Types, as JSON.
-        output_strides   text     Strides, as JSON, where recorded.
+        output_strides   text     Strides, as JSON, if recorded.
         kernel_backend   text     What compiled the kernel (triton).
         kernel_file      text     Where its code is.
         collective       text     Name of the collective as recorded (NCCL only).
@@ -99,7 +99,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         storage_offset   int64    Where in that memory it starts, in elements.
         n_elements       int64    Elements.
         n_item_bytes     int64    Bytes of an element.
-        dtype            text     Type of the elements, as C++ names it; empty when unknown.
+        dtype            text     Type of the elements, as C++ names it; empty if unknown.
         device           text     Device.
         """,
         "parts",
@@ -110,7 +110,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         """
         file_id          int32    The execution trace.
         rank             int32    Global rank.
-        profile_id       int32    File of the profiler trace of the same steps; NULL when none matches.
+        profile_id       int32    File of the profiler trace of the same steps; NULL if none matches.
         method           text     id (both recorded the same ids), alignment (the same sequence of names) or none.
         n_nodes          int64    Number of nodes.
         n_operators      int64    Operators: nodes that are neither roots nor annotations such as steps.
@@ -131,7 +131,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         file_id          int32    The execution trace.
         rank             int32    Global rank.
         node_id          int64    The node.
-        profile_id       int32    File of the profiler trace; NULL when the node was not found.
+        profile_id       int32    File of the profiler trace; NULL if the node was not found.
         op_id            int64    The operator there (see ops); NULL if none.
         annotation_id    int64    The annotation there (see annotations); NULL if none.
         how              text     id, alignment, or none.
@@ -139,7 +139,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    When it began.
         duration_ns      int64    How long it took, including everything that it called.
         own_ns           int64    How long it took, without what it called on its thread.
-        is_inflated      bool     True when the observer was running, which makes short operators slower.
+        is_inflated      bool     True if the observer was running, which makes short operators slower.
         duration_from    int32    File that the durations are from; not profile_id if they were transplanted.
         step             int64    Step in which it began.
         """,
@@ -175,10 +175,10 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         match_id         int64    The logical call of all ranks in comm_matches.
         op               text     all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send, recv, ...
         is_p2p           bool     True for sends and receives.
-        group_name       text     Process group; empty when unknown.
+        group_name       text     Process group; empty if unknown.
         group_ranks      text     Global ranks of the group, as JSON; an empty list when unknown.
         group_size       int32    Number of members of the group.
-        is_inferred      bool     True when no source recorded the group.
+        is_inferred      bool     True if no source recorded the group.
         dtype            text     Type of the elements, as in comms.
         n_in             int64    Elements that the rank sends.
         n_out            int64    Elements that the rank receives.
@@ -187,11 +187,11 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         src              int32    Sender of a transfer.
         dst              int32    Receiver of a transfer.
         tag              int64    Tag of a transfer.
-        seq              int64    Sequence number in the group, where recorded.
+        seq              int64    Sequence number in the group, if recorded.
         place            int64    Position among the calls of its group: seq, else counted per rank (and peer and tag).
         group_id         int32    Its group in groups, if a Flight Recorder has the call.
-        recorder_file_id int32    The Flight Recorder dump that has it; NULL when several of its calls are possible.
-        record_id        int64    The same call in collectives; NULL when several are possible.
+        recorder_file_id int32    The Flight Recorder dump that has it; NULL if several of its calls are possible.
+        record_id        int64    The same call in collectives; NULL if several are possible.
         """,
         "derived",
         missing="no collectives in the execution traces",

@@ -23,7 +23,7 @@ HANG_TABLES: tuple[TableSpec, ...] = (
         why              text   absent, behind (in an earlier call), unknown (no dump), mismatch, stalled or unpaired.
         holder_match_id  int32  The call that the holder itself is waiting in; the first, if there are several.
         is_cause         bool   True if the holder (or the call, if there is no holder) is the root cause of the hang.
-        in_cycle         bool   True when the wait is part of a cycle of ranks that wait for each other.
+        in_cycle         bool   True if the wait is part of a cycle of ranks that wait for each other.
         """,
         "derived",
         source="ranks",

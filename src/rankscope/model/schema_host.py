@@ -26,7 +26,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         self_ns          int64    Duration without the operators inside it.
-        is_recursive     bool     True when it is inside an operator of the same name.
+        is_recursive     bool     True if it is inside an operator of the same name.
         n_kernels        int64    Number of kernels that it launched itself.
         kernel_ns        int64    Total duration of these kernels.
         n_kernels_below  int64    Number of kernels launched by it and by all operators inside it.
@@ -169,7 +169,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         n_blocked        int64    How often the queue became full.
         blocked_ns       int64    Time at or above the setting max_queue.
         longest_ns       int64    Longest time that it was full without a break.
-        window_ns        int64    From the first to the last change of any queue of the rank.
+        window_ns        int64    Time from the first to the last change of any queue of the rank.
         blocked_pct      float64  Share of that window.
         """,
     ),

@@ -48,7 +48,7 @@ PATH_TABLES: tuple[TableSpec, ...] = (
         stage            int32    Its stage, from 0.
         step             int64    Number of the step.
         start_ns         int64    End of the rank's previous step, or start of the first.
-        step_ns          int64    From there to the end of this step on host and device.
+        step_ns          int64    Time from there to the end of this step on host and device.
         compute_ns       int64    Time in computation, copies and fills.
         bubble_ns        int64    Time when the compute stream waits for a neighboring stage.
         wait_ns          int64    Time when it waits for another member of a collective.

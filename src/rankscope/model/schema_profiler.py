@@ -45,10 +45,10 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         n_calls          int64    Number of calls into the device's runtime.
         n_steps          int64    Number of steps that were marked.
         n_comms          int64    Number of collectives and transfers.
-        has_shapes       bool     True when operators have the shapes of their inputs.
-        has_stacks       bool     True when Python functions were traced.
-        has_memory       bool     True when allocations were traced.
-        has_syncs        bool     True when synchronizations were traced as separate events.
+        has_shapes       bool     True if operators have the shapes of their inputs.
+        has_stacks       bool     True if Python functions were traced.
+        has_memory       bool     True if allocations were traced.
+        has_syncs        bool     True if synchronizations were traced as separate events.
         """,
         missing=Missing("no profiler traces in this capture", record_with="torch.profiler or Nsight Systems"),
     ),
@@ -183,7 +183,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         stream           int64    Stream.
         tid              int64    Thread, if it ran on the host.
         start_ns         int64    When the rank joined.
-        duration_ns      int64    From joining to the end.
+        duration_ns      int64    Time from joining to the end.
         step             int64    Step in which it was launched.
         """,
         missing=Missing(

@@ -72,8 +72,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         pg_id           int32  The group's number in that process.
         group_name      text   Its name, from the calls in the same dump; empty if none are left.
         last_enqueued   int64  Sequence number of the newest collective enqueued.
-        last_started    int64  Newest collective seen to start.
-        last_completed  int64  Newest collective seen to complete.
+        last_started    int64  Sequence number of the newest collective known to have started.
+        last_completed  int64  Sequence number of the newest collective known to have completed.
         """,
     ),
     _spec(
@@ -106,10 +106,10 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         group_id        int32  The group.
         rank            int32  Global rank.
         first_seq       int64  Oldest sequence number kept; NULL if none.
-        last_seq        int64  Newest sequence number enqueued; NULL when unknown.
+        last_seq        int64  Newest sequence number enqueued; NULL if unknown.
         last_completed  int64  Newest sequence number known to be complete.
         n_kept          int64  Number of calls kept.
-        known           bool   False when the rank left no readable dump, or its ring buffer has no call of the group.
+        known           bool   False if the rank left no readable dump, or its ring buffer has no call of the group.
         """,
     ),
     _spec(
@@ -135,8 +135,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         peer            int32  Global rank of the other side of a send or receive.
         state           text   scheduled, started or completed, as recorded.
         status          text   done, waiting, aborted (completed only by the abort after its timeout) or failed.
-        status_inferred bool   True when the status comes from peers or later calls, not from the rank's own record.
-        retired         bool   True when the watchdog retired it.
+        status_inferred bool   True if the status comes from peers or later calls, not from the rank's own record.
+        retired         bool   True if the watchdog retired it.
         created_ns      int64  When the CPU enqueued it.
         started_ns      int64  When its start was detected.
         completed_ns    int64  When its end was detected.
@@ -146,8 +146,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         output_sizes    text   Shapes of the outputs, as JSON.
         input_dtypes    text   Types of the inputs, as JSON.
         output_dtypes   text   Types of the outputs, as JSON.
-        n_input_bytes   int64  Bytes of the inputs; NULL when a type is unknown.
-        n_output_bytes  int64  Bytes of the outputs; NULL when a type is unknown.
+        n_input_bytes   int64  Bytes of the inputs; NULL if a type is unknown.
+        n_output_bytes  int64  Bytes of the outputs; NULL if a type is unknown.
         stack_id        int32  The call stack.
         site_id         int32  The frame of the stack that is the user's code (see frames).
         thread          text   Name of the thread that made the call.

@@ -22,9 +22,9 @@ def comm_groups(trace: Trace, selection: Selection) -> Table:
     """One row per group of ranks that communicate with each other.
 
     A group is identified by its name and its members: names are just numbers within a job, and local groups may share
-    one. A trace that does not list the members means the group of that name that its rank belongs to. Calls without a
-    name belong to the only group of the job, or to the group of their stream; if neither is known, ranks whose calls
-    repeatedly end together are treated as a group (is_inferred).
+    one. If a trace does not list the members, it refers to the group of that name that its rank belongs to. Calls
+    without a name belong to the only group of the job, or to the group of their stream; if neither is known, ranks
+    whose calls repeatedly end together are treated as a group (is_inferred).
     """
     matching = measures_of(trace).matching
     hosts = _hosts_of_ranks(trace)

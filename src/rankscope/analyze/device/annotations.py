@@ -48,7 +48,7 @@ _OUTERMOST = """
 def annotation_breakdown(trace: Trace, selection: Selection) -> Table:
     """One row per rank, name and side (host or device) of annotated ranges, the longest in total first.
 
-    Count, total, shortest, longest and mean are of the ranges themselves. On the host, the kernels are those launched
+    Count, total, shortest, longest and mean describe the ranges themselves. On the host, the kernels are those launched
     while the range was open, from its own thread or from an autograd thread, and their time is the sum of their
     durations; a range inside another of the same name does not count its kernels again. On the device, the kernels are
     those that started in the range on its stream.

@@ -45,7 +45,7 @@ def bandwidth(trace: Trace, selection: Selection) -> Table:
     """One row per traced process, kind of copy or fill, and moment at which their bandwidth changes.
 
     The bandwidth is the sum over all copies and fills of that kind that run at the time, in GB/s as recorded, or else
-    bytes divided by duration. One without a duration counts as one microsecond.
+    bytes divided by duration. A copy or fill without a duration counts as one microsecond long.
     """
     # In bytes per second the sums are exact, and what has ended leaves nothing behind.
     return trace.sql(f"""

@@ -39,7 +39,8 @@ def straggler(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """A rank joins its collectives late, step after step, and the others wait for it.
 
     What it means: all other ranks lose the time between their own arrival and this rank's arrival, in every step.
-    Lateness is measured when calls are enqueued. Host clocks are aligned by the completions that hosts share.
+    Lateness is measured when calls are enqueued. Host clocks are aligned by the completion times of calls that hosts
+    share.
 
     Why it happens: a slower device (heat, power, other jobs on the host), a slower host (data loading, garbage
     collection, logging on one rank), more work on one rank.

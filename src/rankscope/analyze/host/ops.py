@@ -60,7 +60,7 @@ def kernel_sequences(trace: Trace, selection: Selection) -> Table:
 
 @metric("op_delays", "op_kernel_delays", needs=("ops", "kernels"))
 def op_kernel_delays(trace: Trace, selection: Selection) -> Table:
-    """One row per aten operator and the kernels of a call: how long until the launch, how long until the kernel.
+    """One row per aten operator and the kernels that a call launches: time to the launch, then to the kernel.
 
     A kernel counts for the innermost aten operator around its launch; calls are grouped by the names of their kernels
     in order of their start. Both times are for the first launch of the call: from the start of the operator to the

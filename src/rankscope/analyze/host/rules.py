@@ -123,7 +123,7 @@ def host_syncs(trace: Trace) -> Iterator[Finding | Effect]:
     host until the device has finished all its work. When the host continues, nothing is queued: the device is idle
     until the next launch. Only this idle time is counted, and for each wait no more than it lasted.
 
-    Why it happens: calls of .item(), .cpu() or float(loss), printing a tensor, nonzero and boolean masks, an `if` on a
+    Why it happens: calls to .item(), .cpu() or float(loss), printing a tensor, nonzero and boolean masks, an `if` on a
     tensor, copies from or to memory that is not pinned, torch.cuda.synchronize() for timing.
 
     What to do: read results later and less often (log every 100 steps), keep them on the device (torch.where instead of
