@@ -292,9 +292,9 @@ def coverage_page() -> str:
 def tables_page() -> str:
     parts = [
         f"{NOTICE}\n# Tables",
-        "What `rankscope query` sees and `rankscope export` writes. Times are nanoseconds since the epoch on the clock "
-        "of the host that recorded them, sizes are bytes, and `rank` is always the global rank. "
-        "What is missing is NULL, numbers and text alike.",
+        "The tables that `rankscope query` reads and `rankscope export` writes. Times are nanoseconds since the epoch "
+        "on the clock of the host that recorded them, sizes are bytes, and `rank` is always the global rank. "
+        "A missing value is NULL, for numbers and text alike.",
     ]
     for table in SCHEMA.values():
         rows = ((f"`{column.name}`", column.kind, column.doc) for column in table.columns)
@@ -305,9 +305,9 @@ def tables_page() -> str:
 def metrics_page() -> str:
     parts = [
         f"{NOTICE}\n# Metrics",
-        "What `rankscope metrics PATH NAME` measures in profiler traces. Each is a table as well, which "
-        "`rankscope query` and `rankscope export` compute when they are asked for it: [tables.md](tables.md) has "
-        "the columns. `--ranks` and `--steps` choose a part of the capture, `--set NAME=VALUE` changes a setting.",
+        "What `rankscope metrics PATH NAME` measures in profiler traces. Each is also a table that "
+        "`rankscope query` and `rankscope export` compute on request: [tables.md](tables.md) lists the columns. "
+        "`--ranks` and `--steps` select a part of the capture, `--set NAME=VALUE` changes a setting.",
     ]
     for metric in METRICS.values():
         settings = ", ".join(f"`{name}={value}`" for name, value in metric.settings.items())

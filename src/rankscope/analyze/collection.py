@@ -113,8 +113,8 @@ def other_runs(trace: Trace) -> Iterator[Finding | Effect]:
     jobs are in one tree. Only one run was diagnosed: the newest that has at least half of its ranks. Jobs that ran side
     by side, such as a trainer and its rollout workers, are all diagnosed and do not appear here.
 
-    Why it happens: `rankscope record` into the same folder again, torchrun with --max-restarts, dumps of several jobs
-    or attempts copied into one folder.
+    Why it happens: a second `rankscope record` into the same folder, torchrun with --max-restarts, dumps of several
+    jobs or attempts copied into one folder.
 
     What to do: pass the folder of the run you mean, or choose it with --capture.
 

@@ -31,12 +31,12 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
     ),
     spec(
         "metrics",
-        "Numbers that a rank recorded while it trained, or logged elsewhere, one row per value.",
+        "Numbers that a rank recorded while it trained, or logged elsewhere: one row per value.",
         """
         file_id  int32    The file.
         rank     int32    Global rank.
         time_ns  int64    When it was logged.
-        step     int64    Training step, as the rank counts them.
+        step     int64    Training step, as the rank counts it.
         name     text     step_time_s, loss, threads_without_core, host_memory_bytes, ..., or the job's own name for it.
         value    float64  The value.
         """,
@@ -51,10 +51,10 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         "Summary of each metric: one row per name and rank.",
         """
         name                   text     Name of the metric.
-        rank                   int32    Global rank; NULL where a log does not say.
+        rank                   int32    Global rank; NULL if the log does not show it.
         n_values               int64    Recorded values.
         first_step             int64    First training step with a value.
-        last_step              int64    Last one.
+        last_step              int64    Last training step with a value.
         first_value            float64  The first value.
         last_value             float64  The last value.
         min_value              float64  The smallest finite value.
@@ -73,15 +73,15 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         file_id        int32  The file.
         rank           int32  Global rank.
         time_ns        int64  When it was sampled.
-        step           int64  Training steps that had ended.
+        step           int64  Number of training steps that had ended.
         site           text   The innermost Python frame that is the user's own code: file:line in function.
         frame          text   The innermost Python frame.
-        late_ns        int64  How late the sampler came: another thread held the GIL, or no core was free.
-        state          text   State of the thread: R (runs or wants to), S (sleeps), D (waits for the disk).
+        late_ns        int64  How late the sampler ran: another thread held the GIL, or no core was free.
+        state          text   State of the thread: R (running or ready to run), S (sleeping), D (waiting for the disk).
         waits_in       text   The system call that it sleeps in, with its file; else the kernel's function, if known.
-        cpu_ns         int64  Its time on a core since the sample before.
-        delayed_ns     int64  Its time of waiting for a core since the sample before.
-        others_cpu_ns  int64  Time on a core of all other threads of the process since the sample before.
+        cpu_ns         int64  Its time on a core since the previous sample.
+        delayed_ns     int64  Its time waiting for a core since the previous sample.
+        others_cpu_ns  int64  Time on a core of all other threads of the process since the previous sample.
         """,
         missing=Missing(
             "no samples of the host in this capture: record with `rankscope record`",
@@ -127,12 +127,12 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         read_bytes       int64    Bytes that the process has read, files and sockets.
         written_bytes    int64    Bytes that it has written.
         memory_bytes     int64    Its resident memory.
-        n_threads        int32    Its threads.
-        n_major_faults   int64    Page faults so far that had to read from a disk.
+        n_threads        int32    Number of its threads.
+        n_major_faults   int64    Number of page faults so far that had to read from a disk.
         cpu_ns           int64    Its time on cores so far, all threads together.
         available_bytes  int64    Memory that is available on the machine.
-        machine_busy_ns  int64    Time in which the machine's cores worked so far, for all processes together.
-        load             float64  Load of the machine: threads that want to run, averaged over a minute.
+        machine_busy_ns  int64    Busy time of the machine's cores so far, for all processes together.
+        load             float64  Load of the machine: threads that are ready to run, averaged over a minute.
         """,
         source="host_samples",
     ),
@@ -142,7 +142,7 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         """
         file_id  int32  The file.
         rank     int32  Global rank.
-        time_ns  int64  When it was asked.
+        time_ns  int64  When its stack was taken.
         pid      int64  Process number of the worker.
         site     text   The innermost Python frame that is the user's own code.
         frame    text   The innermost Python frame.
@@ -166,14 +166,14 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         """
         file_id          int32  The manifest.
         rank             int32  Global rank.
-        world_size       int32  Ranks of the job.
+        world_size       int32  Number of ranks in the job.
         local_rank       int32  Number of the rank on its host.
         host             text   Host.
         pid              int64  The process.
         python           text   Version of Python.
         torch            text   Version of torch.
         platform         text   Operating system.
-        command          text   Command line, as JSON, without anything that may be secret.
+        command          text   Command line, as JSON, without anything that could be a secret.
         environment      text   Variables that change how torch behaves, as JSON.
         run              text   Name of the run.
         started_ns       int64  When the process started collecting.
@@ -184,15 +184,15 @@ COLLECTED_TABLES: tuple[TableSpec, ...] = (
         n_killed_for_memory  int64  Processes of the launcher's container that the kernel killed for lack of memory.
         clock_offset_ns  int64  How far the host's clock is ahead of rank 0's, as measured over the job's store.
         clock_error_ns   int64  Uncertainty of that measurement.
-        n_steps          int64  Training steps seen.
-        steps_by         text   How many steps each kind of sign found, as JSON; the last sign is the one in use.
+        n_steps          int64  Number of training steps detected.
+        steps_by         text   How many steps each way of detecting them found, as JSON; the last one is in use.
         asked            text   What the collector was asked to record, as JSON.
         """,
         missing="no manifest in this capture: it was not made by `rankscope record`",
     ),
     spec(
         "collected_files",
-        "The files that each rank reported to have written.",
+        "The files that each rank reported as written.",
         """
         file_id  int32  The manifest.
         rank     int32  Global rank.

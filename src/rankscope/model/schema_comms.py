@@ -17,13 +17,13 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         "Groups of ranks that communicate with each other, as named in profiler traces or inferred from traffic.",
         """
         group_key        int32    Number of the group in this capture.
-        name             text     Process group; empty when the traces do not say.
+        name             text     Process group; empty if the traces do not name it.
         desc             text     Description of the group.
         ranks            text     Global ranks of the group, as JSON.
-        size             int32    Members of the group.
+        size             int32    Number of members of the group.
         is_inferred      bool     True when the members were inferred, not recorded.
-        n_hosts          int32    Hosts of the members, as far as known.
-        n_calls          int64    Calls of all members together.
+        n_hosts          int32    Number of hosts the members are on, as far as known.
+        n_calls          int64    Number of calls of all members together.
         """,
     ),
     _derived(
@@ -37,9 +37,9 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         seq                 int64    Sequence number in the group, where it was recorded.
         step                int64    Step in which it was launched.
         dtype               text     Type of the elements.
-        n_bytes             int64    Size of the message by the convention of nccl-tests; the largest of all members.
-        n_members           int32    Ranks that take part.
-        n_seen              int32    Ranks whose call was found.
+        n_bytes             int64    Message size as nccl-tests defines it; the largest of all members.
+        n_members           int32    Number of ranks that take part.
+        n_seen              int32    Number of ranks whose call was found.
         is_complete         bool     True when the calls of all members were found.
         method              text     How the calls were matched: comms-id, seq, order or time.
         confidence          float64  Confidence in the match, from 0 to 1.
@@ -57,7 +57,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
     ),
     _derived(
         "comm_calls",
-        "For each row of comms: the logical call it was part of, and what its time went into.",
+        "For each row of comms: the logical call it was part of, and where its time went.",
         """
         file_id             int32    The trace.
         rank                int32    Global rank.
@@ -76,11 +76,11 @@ COMM_TABLES: tuple[TableSpec, ...] = (
     ),
     _derived(
         "profile_clocks",
-        "How far off the clock of each trace is, estimated from the ends of the collectives that ranks share.",
+        "How far off each trace's clock is, estimated from the ends of the collectives that ranks share.",
         """
         file_id             int32    The trace.
         rank                int32    Global rank.
-        host                text     Host of the clock; empty when unknown, and then each rank counts as its own host.
+        host                text     Host of the clock; empty if unknown, and then each rank counts as a separate host.
         offset_ns           int64    How far its times are ahead of the common clock at at_ns.
         drift_ppb           float64  How much faster its clock runs, in parts per billion.
         at_ns               int64    The time at which the offset holds, on its own clock.
@@ -98,12 +98,12 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         group_key           int32    The group in comm_groups.
         group_name          text     Its name.
         op                  text     The operation.
-        n_calls             int64    Calls whose peers were found.
-        total_ns            int64    Their time.
-        wait_ns             int64    The part before the last member had joined.
-        transfer_ns         int64    The part after that.
+        n_calls             int64    Number of calls whose peers were found.
+        total_ns            int64    Total duration of these calls.
+        wait_ns             int64    Part of it before the last member had joined.
+        transfer_ns         int64    Part of it after the last member had joined.
         exposed_ns          int64    The part of their time in which the rank did nothing else.
-        wait_pct            float64  wait_ns of total_ns.
+        wait_pct            float64  wait_ns as a percentage of total_ns.
         """,
     ),
     _derived(
@@ -112,11 +112,11 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         """
         group_key           int32    The group in comm_groups.
         group_name          text     Its name.
-        group_size          int32    Its members.
-        n_hosts             int32    Their hosts.
+        group_size          int32    Number of its members.
+        n_hosts             int32    Number of hosts they are on.
         op                  text     The operation.
-        bucket_bytes        int64    Sizes from this one up to twice as much.
-        n_matches           int64    Logical calls.
+        bucket_bytes        int64    Message sizes from this one up to twice as many bytes.
+        n_matches           int64    Number of logical calls.
         n_bytes             int64    Their median size.
         transfer_ns         int64    Their median transfer time.
         algorithm_gbps      float64  Median of bytes divided by transfer time, in GB/s.
@@ -149,9 +149,9 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         rank                int32    Global rank.
         group_key           int32    The group in comm_groups.
         group_name          text     Its name.
-        n_matches           int64    Logical calls that it took part in.
-        n_last              int64    Those that it joined last.
-        last_pct            float64  n_last of n_matches.
+        n_matches           int64    Number of logical calls that it took part in.
+        n_last              int64    How many of them it joined last.
+        last_pct            float64  n_last as a percentage of n_matches.
         mean_lateness_ns    int64    How long after the median member it joined, when it was last.
         max_lateness_ns     int64    The longest such delay.
         caused_wait_ns      int64    Total time that all others waited for it.
@@ -171,7 +171,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         peers_exposed_ns    int64    The same for the median peer.
         cost_ns             int64    Extra communication time of the median peer because of it, per step on average.
         step_ns             int64    Mean duration of a step.
-        cost_pct            float64  cost_ns of step_ns.
+        cost_pct            float64  cost_ns as a percentage of step_ns.
         """,
     ),
     _derived(
@@ -179,7 +179,7 @@ COMM_TABLES: tuple[TableSpec, ...] = (
         "Per rank that others wait for: what it spends more time on than its peers, per step in which it is late.",
         """
         rank                int32    Global rank.
-        part                text     Where time goes: computation, copies, device idle; data loading, compiling, ...
+        part                text     Part of the step: computation, copies, device idle; data loading, compiling, ...
         cause               text     Why the rank is late: slow-kernels, more-work, host-bound, data-loading, ...
         is_main             bool     True for the part that explains the delay.
         own_ns              int64    Time that the rank spends on it per step.

@@ -16,7 +16,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         """
         file_id        int32  The file.
         rank           int32  Global rank; 0 for a job that is not distributed, NULL when unknown.
-        run            int32  Which run of the job it belongs to: 0 is the first one in this capture.
+        run            int32  Run of the job that it belongs to; 0 is the first one in this capture.
         source         text   trace (TORCH_TRACE) or text (TORCH_LOGS).
         plain_path     text   The uncompressed file; compile_records points into it.
         pid            int64  Process that wrote it.
@@ -40,7 +40,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         "Index of the TORCH_TRACE files: one row per record, with the position of its header and payload.",
         """
         file_id           int32  The file.
-        rank              int32  Global rank: the record's own, else the file's.
+        rank              int32  Global rank: from the record, else from the file.
         record            int32  Position in the file, from 0.
         time_ns           int64  When it was written.
         kind              text   Kind of record, as torch names it; empty when it could not be parsed.
@@ -52,12 +52,12 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         autograd_id       int32  Number of the compiled autograd graph.
         attempt           int32  How often the compilation had been restarted.
         subgraph          text   The part of the graph that the record is about, if it was compiled separately.
-        md5               text   Checksum of the payload, as recorded; empty without one.
+        md5               text   Checksum of the payload, as recorded; empty if none.
         start             int64  Byte at which the record's first line begins in compile_logs.plain_path.
         header_start      int64  Byte at which its JSON begins.
         n_header_bytes    int64  Length of its JSON.
-        payload_start     int64  Byte at which the payload begins, tabs and all.
-        n_payload_bytes   int64  Length of the payload with its tabs; 0 without one.
+        payload_start     int64  Byte at which the payload begins, including its tabs.
+        n_payload_bytes   int64  Length of the payload with its tabs; 0 if none.
         """,
         missing="no compile_records in the logs",
     ),
@@ -67,7 +67,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         """
         file_id            int32  The file.
         rank               int32  Global rank.
-        record             int32  Its metrics in compile_records; its start where it never ended.
+        record             int32  Its metrics in compile_records; its start, if it never ended.
         compile_id         text   The compilation.
         frame_id           int32  Number of the frame.
         frame_compile_id   int32  How often the frame had been compiled before.
@@ -102,16 +102,16 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         cache_size         int64  Compiled versions of the frame before this one.
         n_graph_breaks     int64  Graph breaks, where counted.
         restart_reasons    text   Why tracing restarted, as JSON.
-        fail_type          text   Exception that ended it.
+        fail_type          text   Exception with which it failed.
         fail_reason        text   Its text.
         fail_file          text   Where in the user's code it failed.
         fail_line          int32  The line there.
         recompile_reason   text   Why it was recompiled, in torch's words.
         cudagraph_skip     text   Why CUDA graphs were not used.
-        n_fx_hits          int64  Hits of the FX graph cache.
-        n_fx_misses        int64  Misses of the FX graph cache.
-        n_aot_hits         int64  Hits of AOTAutograd's cache.
-        n_aot_misses       int64  Misses of AOTAutograd's cache.
+        n_fx_hits          int64  Hits in the FX graph cache.
+        n_fx_misses        int64  Misses in the FX graph cache.
+        n_aot_hits         int64  Hits in the AOTAutograd cache.
+        n_aot_misses       int64  Misses in the AOTAutograd cache.
         """,
         missing=_logged("no compilations in this log: run with TORCH_TRACE=FOLDER"),
     ),
@@ -122,7 +122,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         file_id     int32  The file.
         rank        int32  Global rank.
         compile_id  text   The compilation.
-        depth       int32  Position, 0 is the outermost call; the last one is the compiled frame itself.
+        depth       int32  Position; 0 is the outermost call, and the last one is the compiled frame itself.
         file        text   Source file.
         line        int32  Line.
         function    text   Function.
@@ -143,20 +143,20 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         line         int32  Its line.
         function     text   Its function.
         code         text   The line of code, where recorded.
-        is_user      bool   False for code of torch or of Python itself.
+        is_user      bool   False for code that belongs to torch or to Python itself.
         reason       text   What could not be traced, in one line.
         explanation  text   Torch's explanation.
-        hints        text   Torch's hints, a line each.
-        break_id     text   Torch's number of this kind of break (gb0124).
+        hints        text   Torch's hints, one per line.
+        break_id     text   Torch's id for this kind of break (gb0124).
         url          text   Torch's page about it.
-        caller_file  text   The user's line that led there, if the break is in library code.
+        caller_file  text   File of the user's code that led there, if the break is in library code.
         caller_line  int32  Its line.
         """,
         missing=_logged("no graph breaks in this log: run with TORCH_LOGS=graph_breaks, or TORCH_TRACE=FOLDER"),
     ),
     _spec(
         "recompiles",
-        "One row per failed guard, that is per compiled version that did not match a call.",
+        "One row per failed guard, that is, per compiled version that did not match a call.",
         """
         file_id           int32  The file.
         rank              int32  Global rank.
@@ -181,7 +181,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
     ),
     _spec(
         "guards",
-        "Decisions about symbolic shapes: symbols made, guards added, dimensions made constant.",
+        "Decisions about symbolic shapes: symbols created, guards added, dimensions made constant.",
         """
         file_id     int32  The file.
         rank        int32  Global rank.
@@ -214,9 +214,9 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         cache       text   fx_graph or aotautograd, or another name as logged.
         outcome     text   hit, miss or bypass.
         artifact    text   Name of its record as torch writes it: fx_graph_cache_miss, aotautograd_cache_hit, ...
-        also_named  text   The other spelling of that name, where there is one: aot_autograd_cache_hit.
+        also_named  text   Alternative spelling of that name, if there is one: aot_autograd_cache_hit.
         key         text   The key.
-        detail      text   Torch's detail on the outcome.
+        detail      text   Details of the outcome, as torch logs them.
         reason      text   Why the cache was bypassed.
         taken_ns    int64  Time taken, or saved by a hit, as recorded.
         """,
@@ -233,7 +233,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         attempt     int32  How often it had been restarted.
         kind        text   Kind of the record: dynamo_error, missing_fake_kernel, ...
         type        text   Exception or kind of problem.
-        message     text   What it says.
+        message     text   Text of the message.
         file        text   The user's line.
         line        int32  Its line.
         function    text   Its function.
@@ -251,7 +251,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         time_ns     int64  When it was written.
         level       text   debug, info, warning, error or critical.
         pid         int64  Process, as logged.
-        module      text   Source file of torch that wrote it.
+        module      text   Torch's source file that wrote it.
         module_line int32  Its line.
         compile_id  text   The compilation.
         attempt     int32  How often it had been restarted.
@@ -262,14 +262,14 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
     ),
     _spec(
         "compile_events",
-        "The phases of each compilation: spans that are nested properly, and single moments.",
+        "The phases of each compilation: properly nested spans and single moments.",
         """
         file_id      int32  The file.
         rank         int32  Global rank.
         record       int32  The record in compile_records that begins it.
-        end_record   int32  The record that ends it; NULL without one.
+        end_record   int32  The record that ends it; NULL if none.
         compile_id   text   The compilation.
-        name         text   Name of the phase, as torch has it.
+        name         text   Torch's name for the phase.
         track        int32  Spans of one track are nested; work that ran in parallel has its own track.
         depth        int32  How many spans of its track enclose it.
         start_ns     int64  When it began.
@@ -288,21 +288,21 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         file            text   Source file of the compiled function.
         line            int32  Its first line.
         function        text   The function; parts after a graph break are included.
-        n_compilations  int64  Compilations.
-        n_recompiles    int64  Of these, not the first of their frame.
-        n_failed        int64  Of these, failed.
-        n_graph_breaks  int64  Graph breaks in it.
+        n_compilations  int64  Number of compilations.
+        n_recompiles    int64  Compilations after the first of their frame.
+        n_failed        int64  Compilations that failed.
+        n_graph_breaks  int64  Number of graph breaks in it.
         total_ns        int64  Total time.
-        recompile_ns    int64  Of this, time for all but the first compilation of each frame.
-        dynamo_ns       int64  Tracing Python, without what follows.
-        aot_ns          int64  AOTAutograd, without what follows.
-        inductor_ns     int64  Inductor, without what follows.
+        recompile_ns    int64  Part of it for all but the first compilation of each frame.
+        dynamo_ns       int64  Tracing Python, without the phases below.
+        aot_ns          int64  AOTAutograd, without the phases below.
+        inductor_ns     int64  Inductor, without the phases below.
         code_gen_ns     int64  Generating and compiling code, without Triton.
         triton_ns       int64  Compiling Triton kernels.
         autotune_ns     int64  Autotuning kernels.
-        forward_ns      int64  Of the total: forward.
-        backward_ns     int64  Of the total: backward.
-        runtime_ns      int64  Of the total: when the compiled code ran.
+        forward_ns      int64  Part of the total: forward.
+        backward_ns     int64  Part of the total: backward.
+        runtime_ns      int64  Part of the total: while the compiled code ran.
         """,
         "derived",
         missing="no compile times in the logs: record with TORCH_TRACE=FOLDER",
@@ -318,7 +318,7 @@ COMPILE_TABLES: tuple[TableSpec, ...] = (
         compile_id   text   The compilation.
         position     int32  Position among the rank's graphs.
         fingerprint  text   Equal for graphs that differ only in device numbers and generated names.
-        n_ops        int32  Operators.
+        n_ops        int32  Number of operators.
         file         text   Source file of the compiled function.
         line         int32  Its first line.
         function     text   The function.

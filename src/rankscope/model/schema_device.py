@@ -18,11 +18,11 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         """
         file_id          int32    The trace.
         rank             int32    Global rank.
-        n_kernels        int64    Kernels, copies and fills.
+        n_kernels        int64    Number of kernels, copies and fills.
         kernel_ns        int64    From the start of the first to the end of the last.
-        idle_ns          int64    Nothing ran.
-        compute_ns       int64    At least one compute kernel ran.
-        non_compute_ns   int64    Only communication, copies and fills ran.
+        idle_ns          int64    Time when nothing ran.
+        compute_ns       int64    Time when at least one compute kernel ran.
+        non_compute_ns   int64    Time when only communication, copies and fills ran.
         idle_pct         float64  Share of kernel_ns.
         compute_pct      float64  Share of kernel_ns.
         non_compute_pct  float64  Share of kernel_ns.
@@ -34,10 +34,10 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         """
         file_id          int32    The trace.
         rank             int32    Global rank.
-        comm_ns          int64    At least one communication kernel ran.
-        compute_ns       int64    At least one compute kernel ran.
-        overlap_ns       int64    Both.
-        exposed_comm_ns  int64    Communication without computation.
+        comm_ns          int64    Time when at least one communication kernel ran.
+        compute_ns       int64    Time when at least one compute kernel ran.
+        overlap_ns       int64    Time when both ran.
+        exposed_comm_ns  int64    Time when communication ran without computation.
         overlap_pct      float64  Share of the communication that computation hid.
         """,
     ),
@@ -58,7 +58,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         name             text     Name.
         type             text     computation, communication, memory or other.
         n_kernels        int64    How often it ran.
-        total_ns         int64    Total of all runs.
+        total_ns         int64    Total duration of all runs.
         min_ns           int64    The shortest run.
         max_ns           int64    The longest run.
         mean_ns          int64    Mean duration.
@@ -75,11 +75,11 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         device           int32    Device.
         stream           int64    Stream.
         category         text     host_wait, kernel_wait or other.
-        n_gaps           int64    Gaps.
-        idle_ns          int64    Total of the gaps.
+        n_gaps           int64    Number of gaps.
+        idle_ns          int64    Total duration of the gaps.
         min_ns           int64    The shortest gap.
         max_ns           int64    The longest gap.
-        mean_ns          int64    Mean gap.
+        mean_ns          int64    Mean duration of a gap.
         share_pct        float64  Share of the stream's idle time.
         """,
     ),
@@ -92,15 +92,15 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         step              int64    Step; NULL if no steps were marked and the row is the whole trace.
         start_ns          int64    Start.
         duration_ns       int64    Duration.
-        kernel_ns         int64    A kernel other than communication ran.
-        memcpy_ns         int64    Of the rest: a copy ran.
-        memset_ns         int64    Of the rest: a fill ran.
-        communication_ns  int64    Of the rest: a collective or transfer ran.
-        runtime_ns        int64    Of the rest: the host was in a runtime call.
-        data_loader_ns    int64    Of the rest: the host fetched data.
-        cpu_ns            int64    Of the rest: an operator ran on the host.
-        other_ns          int64    None of these: Python, other programs, waiting.
-        device_busy_ns    int64    Anything ran on the device.
+        kernel_ns         int64    Time when a kernel other than communication ran.
+        memcpy_ns         int64    Of the remaining time: a copy ran.
+        memset_ns         int64    Of the remaining time: a fill ran.
+        communication_ns  int64    Of the remaining time: a collective or transfer ran.
+        runtime_ns        int64    Of the remaining time: the host was in a runtime call.
+        data_loader_ns    int64    Of the remaining time: the host loaded data.
+        cpu_ns            int64    Of the remaining time: an operator ran on the host.
+        other_ns          int64    Time with none of these: Python, other programs, waiting.
+        device_busy_ns    int64    Time when anything ran on the device.
         device_busy_pct   float64  Share of the step.
         """,
     ),
@@ -110,9 +110,9 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         """
         file_id            int32    The trace.
         rank               int32    Global rank.
-        n_kernels          int64    Kernels, copies and fills.
+        n_kernels          int64    Number of kernels, copies and fills.
         window_ns          int64    Total of the steps; the whole trace if no steps were marked.
-        busy_ns            int64    Anything ran on the device.
+        busy_ns            int64    Time when anything ran on the device.
         busy_pct           float64  Share of the steps.
         sm_efficiency_pct  float64  Estimated share of the multiprocessors' time in which they had a block to run.
         occupancy_pct      float64  Estimated occupancy, weighted by duration.
@@ -126,7 +126,7 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         file_id          int32    The trace.
         rank             int32    Global rank.
         kind             text     Kind of copy or fill, as the trace names it.
-        time_ns          int64    When.
+        time_ns          int64    When the bandwidth changed.
         bandwidth_gbps   float64  Combined GB/s from this time on.
         """,
     ),
@@ -136,14 +136,14 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         """
         rank             int32    Global rank.
         kind             text     Kind of copy or fill, as the trace names it.
-        n_copies         int64    How many.
+        n_copies         int64    Number of copies or fills.
         total_bytes      int64    Bytes moved.
         total_ns         int64    Total duration.
-        median_bytes     int64    Half of them are smaller.
-        min_gbps         float64  The slowest.
-        median_gbps      float64  Half of them are slower.
-        max_gbps         float64  The fastest.
-        mean_gbps        float64  Weighted by duration.
+        median_bytes     int64    Median size.
+        min_gbps         float64  Bandwidth of the slowest one.
+        median_gbps      float64  Median bandwidth.
+        max_gbps         float64  Bandwidth of the fastest one.
+        mean_gbps        float64  Mean bandwidth, weighted by duration.
         """,
     ),
     _derived(
@@ -154,9 +154,9 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Global rank.
         device_type      text     cpu, cuda, ...
         device           int32    Device.
-        time_ns          int64    When.
-        allocated_bytes  int64    Bytes in use afterwards.
-        reserved_bytes   int64    Bytes that the allocator holds afterwards.
+        time_ns          int64    When it happened.
+        allocated_bytes  int64    Bytes in use afterward.
+        reserved_bytes   int64    Bytes that the allocator holds afterward.
         """,
     ),
     _derived(
@@ -168,8 +168,8 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         device_type      text     cpu, cuda, ...
         device           int32    Device.
         peak_bytes       int64    The most bytes in use.
-        peak_ns          int64    When that was reached.
-        peak_step        int64    In which step.
+        peak_ns          int64    When the peak was reached.
+        peak_step        int64    Step in which it was reached.
         peak_op          text     Innermost operator at the peak.
         peak_top_op      text     Outermost operator at the peak.
         reserved_bytes   int64    The most bytes that the allocator held.
@@ -204,13 +204,13 @@ DEVICE_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Global rank.
         name             text     Name.
         kind             text     host or device.
-        n_ranges         int64    How often.
-        total_ns         int64    Total duration.
-        min_ns           int64    The shortest.
-        max_ns           int64    The longest.
+        n_ranges         int64    Number of ranges.
+        total_ns         int64    Total duration of the ranges.
+        min_ns           int64    Duration of the shortest range.
+        max_ns           int64    Duration of the longest range.
         mean_ns          int64    Mean duration.
-        n_kernels        int64    Kernels launched inside; on the device: running inside.
-        kernel_ns        int64    Total duration.
+        n_kernels        int64    Number of kernels launched inside; on the device, running inside.
+        kernel_ns        int64    Total duration of these kernels.
         """,
     ),
 )

@@ -24,8 +24,8 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         recorded         text     When it was started, in local time, as recorded.
         start_ms         int64    Start on the process's own steady clock, which no other trace shares.
         finish_ms        int64    End on that clock; NULL when the file is truncated.
-        n_nodes          int64    Nodes.
-        n_threads        int32    Threads.
+        n_nodes          int64    Number of nodes.
+        n_threads        int32    Number of threads.
         has_record_ids   bool     True when operators have the ids that profilers also record.
         is_cut           bool     True when the file is truncated.
         extra            text     All other fields of the file, as JSON.
@@ -41,8 +41,8 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         name             text     Name of the group.
         desc             text     Description of the group.
         backend          text     Backends by device.
-        ranks            text     Global ranks of the group, as JSON; all ranks of the job where the list is empty.
-        size             int32    Members of the group.
+        ranks            text     Global ranks of the group, as JSON; an empty list means all ranks of the job.
+        size             int32    Number of members of the group.
         """,
     ),
     _spec(
@@ -56,12 +56,12 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         name             text     Name.
         kind             text     process, thread, groups (the description of all process groups) or op.
         parent_id        int64    The node that called it; NULL at the top.
-        fw_parent_id     int64    The operator that was open on the forward thread; NULL without one.
-        record_id        int64    Record function id, which profilers also record; NULL without one.
-        seq_id           int64    Sequence number of autograd; NULL without one.
+        fw_parent_id     int64    The operator that was open on the forward thread; NULL if none.
+        record_id        int64    Record function id, which profilers also record; NULL if none.
+        seq_id           int64    Autograd's sequence number; NULL if none.
         scope            int32    Scope of the record function: 0 function, 1 backward, 7 user.
         thread           int64    Number of the thread in the file, from 1.
-        fw_thread        int64    Thread of the forward operator; NULL without one.
+        fw_thread        int64    Thread of the forward operator; NULL if none.
         op_schema        text     Signature of the operator.
         inputs           text     Values, as JSON; a tensor is [tensor, storage, offset, elements, bytes each, device].
         input_shapes     text     Shapes, as JSON.
@@ -79,7 +79,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         n_out            int64    Elements of its output.
         group_name       text     Process group.
         group_desc       text     Description of the group.
-        group_size       int32    Members of the group.
+        group_size       int32    Number of members of the group.
         extra            text     All other fields and attributes, as JSON.
         """,
         "parts",
@@ -93,7 +93,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         node_id          int64    The node.
         is_output        bool     True for an output.
         argument         int32    Position among the arguments, from 0.
-        element          int32    Position in the list if the argument is a list of tensors; else 0.
+        element          int32    Position in the list, if the argument is a list of tensors; else 0.
         tensor_id        int64    Number of the tensor; reused once it is freed.
         storage_id       int64    Number of the memory behind it; reused once it is freed.
         storage_offset   int64    Where in that memory it starts, in elements.
@@ -112,13 +112,13 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Global rank.
         profile_id       int32    File of the profiler trace of the same steps; NULL when none matches.
         method           text     id (both recorded the same ids), alignment (the same sequence of names) or none.
-        n_nodes          int64    Nodes.
+        n_nodes          int64    Number of nodes.
         n_operators      int64    Operators: nodes that are neither roots nor annotations such as steps.
         n_linkable       int64    Nodes that a profiler can see: neither the roots nor the description of the groups.
         n_linked         int64    Nodes that were found there.
         n_wrong_names    int64    Nodes whose id has a different name there; they are not linked.
         n_outside        int64    Nodes from before or after the profiler's recording.
-        link_pct         float64  n_linked of n_linkable; nodes outside the recording can never be linked.
+        link_pct         float64  n_linked as a percentage of n_linkable; nodes outside the recording cannot be linked.
         covered_pct      float64  Share of the profiler trace's operators and annotations that were found.
         why              text     different-run, no-overlap, no-observer, no-ids or partial, if nodes are missing.
         """,
@@ -132,8 +132,8 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Global rank.
         node_id          int64    The node.
         profile_id       int32    File of the profiler trace; NULL when the node was not found.
-        op_id            int64    The operator there (see ops); NULL without one.
-        annotation_id    int64    The annotation there (see annotations); NULL without one.
+        op_id            int64    The operator there (see ops); NULL if none.
+        annotation_id    int64    The annotation there (see annotations); NULL if none.
         how              text     id, alignment, or none.
         tid              int64    Thread that ran it, as the profiler numbers threads.
         start_ns         int64    When it began.
@@ -150,13 +150,13 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         "Dependencies in a linked trace: what has to happen before what.",
         """
         kind             text     call, thread, launch, stream, sync, backward, data, handover or collective.
-        rank             int32    Global rank of the later one.
+        rank             int32    Global rank of the later event.
         file_id          int32    Its execution trace, or profiler trace if it is a kernel.
-        target           text     What the later one is: node or kernel.
+        target           text     What the later event is: node or kernel.
         target_id        int64    Its node_id or kernel_id.
-        from_rank        int32    Global rank of the earlier one.
+        from_rank        int32    Global rank of the earlier event.
         from_file_id     int32    Its execution trace, or profiler trace if it is a kernel.
-        source           text     What the earlier one is: node or kernel.
+        source           text     What the earlier event is: node or kernel.
         source_id        int64    Its node_id or kernel_id.
         """,
         "derived",
@@ -169,7 +169,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Global rank.
         node_id          int64    The node that called it: record_param_comms, or c10d::...
         runner           text     What ran it: node (gloo, on a thread) or kernel (NCCL).
-        runner_id        int64    Its node_id or kernel_id; node_id of the caller if nothing else is known.
+        runner_id        int64    Its node_id or kernel_id; the caller's node_id if nothing else is known.
         runner_file_id   int32    The file that this id belongs to.
         comm_id          int64    The same call in comms, if a profiler recorded it.
         match_id         int64    The logical call of all ranks in comm_matches.
@@ -177,7 +177,7 @@ EXECUTION_TABLES: tuple[TableSpec, ...] = (
         is_p2p           bool     True for sends and receives.
         group_name       text     Process group; empty when unknown.
         group_ranks      text     Global ranks of the group, as JSON; an empty list when unknown.
-        group_size       int32    Members of the group.
+        group_size       int32    Number of members of the group.
         is_inferred      bool     True when no source recorded the group.
         dtype            text     Type of the elements, as in comms.
         n_in             int64    Elements that the rank sends.

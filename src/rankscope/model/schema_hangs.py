@@ -11,7 +11,7 @@ HANG_TABLES: tuple[TableSpec, ...] = (
         """
         match_id         int32  The collective or transfer; NULL for a transfer whose other side is not recorded.
         group_id         int32  The process group.
-        seq              int64  Sequence number of the collective; for a transfer its number within the pair.
+        seq              int64  Sequence number of the collective; for a transfer, its number within the pair.
         op               text   Operation that most of the waiting ranks called.
         is_p2p           bool   True for a transfer.
         n_waiting        int32  Ranks for which it is the oldest call that has not ended.
@@ -21,8 +21,8 @@ HANG_TABLES: tuple[TableSpec, ...] = (
         waited_ns        int64  How long the ranks have been waiting in it, as far as recorded.
         holder           int32  Global rank that holds the call up; NULL if no rank does.
         why              text   absent, behind (in an earlier call), unknown (no dump), mismatch, stalled or unpaired.
-        holder_match_id  int32  The call that the holder itself waits in; the first if several.
-        is_cause         bool   True when the holder, or without one the call, is the root cause of the hang.
+        holder_match_id  int32  The call that the holder itself is waiting in; the first, if there are several.
+        is_cause         bool   True if the holder (or the call, if there is no holder) is the root cause of the hang.
         in_cycle         bool   True when the wait is part of a cycle of ranks that wait for each other.
         """,
         "derived",
@@ -33,7 +33,7 @@ HANG_TABLES: tuple[TableSpec, ...] = (
         "Where each rank was at the end, as far as recorded: one row per rank with a stack.",
         """
         rank      int32  Global rank.
-        source    text   Whose stack it is: thread (the main one), waiting (the oldest unfinished call) or last (call).
+        source    text   Whose stack it is: thread (main thread), waiting (oldest unfinished call) or last (last call).
         time_ns   int64  When the rank was there.
         reason    text   Why the thread stacks were written.
         match_id  int32  The logical collective or transfer of the call.

@@ -20,17 +20,17 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         aten_id          int64    The innermost aten operator that it is or is inside of.
         name             text     Name.
         tid              int64    Thread.
-        depth            int32    Operators above it.
+        depth            int32    Number of operators above it.
         position         int64    Its position when operators are listed from the outside in.
-        last_position    int64    The position of the last operator inside it; its own without one.
+        last_position    int64    Position of the last operator inside it; its own if it has none.
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         self_ns          int64    Duration without the operators inside it.
         is_recursive     bool     True when it is inside an operator of the same name.
-        n_kernels        int64    Kernels that it launched itself.
-        kernel_ns        int64    Their time.
-        n_kernels_below  int64    Kernels launched by it and all operators inside it.
-        kernel_below_ns  int64    Their time.
+        n_kernels        int64    Number of kernels that it launched itself.
+        kernel_ns        int64    Total duration of these kernels.
+        n_kernels_below  int64    Number of kernels launched by it and by all operators inside it.
+        kernel_below_ns  int64    Total duration of these kernels.
         step             int64    Step in which it started.
         """,
     ),
@@ -44,10 +44,10 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         total_ns         int64    Host time from start to end; a run inside a run of the same name counts once.
         self_ns          int64    Host time without the operators inside it.
         mean_ns          int64    Mean duration of a run.
-        n_kernels        int64    Kernels that it launched itself.
-        kernel_ns        int64    Their time.
-        n_kernels_below  int64    Kernels launched by it and by the operators inside it.
-        kernel_below_ns  int64    Their time.
+        n_kernels        int64    Number of kernels that it launched itself.
+        kernel_ns        int64    Total duration of these kernels.
+        n_kernels_below  int64    Number of kernels launched by it and by the operators inside it.
+        kernel_below_ns  int64    Total duration of these kernels.
         """,
     ),
     _derived(
@@ -59,8 +59,8 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         kernels          text     Names of its kernels in order of time, as JSON.
         n_kernels        int64    Length of the sequence.
         n                int64    How often it ran.
-        kernel_ns        int64    Time of its kernels, total of all runs.
-        cpu_ns           int64    Host time of the operator, total of all runs.
+        kernel_ns        int64    Total duration of its kernels over all runs.
+        cpu_ns           int64    Total host time of the operator over all runs.
         """,
     ),
     _derived(
@@ -70,7 +70,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Global rank.
         operator         text     The innermost aten operator around the launch.
         kernels          text     Names of the kernels that one run launches, in order of time, as JSON.
-        n_kernels        int64    How many kernels.
+        n_kernels        int64    Number of kernels.
         n                int64    How often it ran.
         to_launch_ns     int64    Mean time from its start to the start of its first launch.
         to_kernel_ns     int64    Mean time from the start of that launch to the start of the first kernel.
@@ -83,17 +83,17 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Global rank.
         module           text     Name of the module.
         parent           text     The module that called it; empty at the top.
-        depth            int32    Modules above it.
+        depth            int32    Number of modules above it.
         source           text     stacks (Python calls) or annotations.
         n                int64    How often it ran.
         total_ns         int64    Host time from start to end.
         self_ns          int64    Host time without the modules inside it.
-        n_kernels        int64    Kernels launched in it, outside the modules inside it.
-        kernel_ns        int64    Their time.
-        n_kernels_below  int64    Kernels launched in it and in the modules inside it.
-        kernel_below_ns  int64    Their time.
-        n_kernels_backward  int64  Kernels of the backward pass of both.
-        kernel_backward_ns  int64  Their time.
+        n_kernels        int64    Number of kernels launched in it but outside the modules inside it.
+        kernel_ns        int64    Total duration of these kernels.
+        n_kernels_below  int64    Number of kernels launched in it and in the modules inside it.
+        kernel_below_ns  int64    Total duration of these kernels.
+        n_kernels_backward  int64  Number of kernels in the backward pass of it and of the modules inside it.
+        kernel_backward_ns  int64  Total duration of these kernels.
         """,
     ),
     _derived(
@@ -109,7 +109,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         stream           int64    Stream of its first kernel.
         start_ns         int64    Start of the call.
         cpu_ns           int64    Duration of the call.
-        gpu_ns           int64    Time of its kernels.
+        gpu_ns           int64    Total duration of its kernels.
         delay_ns         int64    From the end of the call to the start of its first kernel; 0 if it started earlier.
         step             int64    Step in which it was launched.
         """,
@@ -119,13 +119,13 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         "Launches per rank: how many were short, slow or delayed.",
         """
         rank             int32    Global rank.
-        n_launches       int64    Launches.
-        n_kernels        int64    Kernels that they launched.
+        n_launches       int64    Number of launches.
+        n_kernels        int64    Number of kernels that they launched.
         n_short          int64    Launches that took longer than their kernels.
         n_slow           int64    Launches that took longer than the setting slow_us.
-        n_delayed        int64    Launches whose kernel began more than the setting delay_us after their end.
+        n_delayed        int64    Launches whose kernel started more than the setting delay_us after the launch ended.
         cpu_ns           int64    Host time in launches.
-        gpu_ns           int64    Time of the kernels.
+        gpu_ns           int64    Total duration of the kernels.
         median_cpu_ns    int64    Median duration of a launch.
         median_gpu_ns    int64    Median time of a launch's kernels.
         median_delay_ns  int64    Median delay.
@@ -141,7 +141,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         device           int32    Device.
         stream           int64    Stream.
         time_ns          int64    When it changed.
-        n_queued         int64    Launches made whose first kernel has not begun.
+        n_queued         int64    Number of launches whose first kernel has not started yet.
         step             int64    Step of the launch or kernel that changed it.
         """,
     ),
@@ -152,11 +152,11 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         rank             int32    Global rank.
         device           int32    Device.
         stream           int64    Stream.
-        n_changes        int64    Changes in queue length.
+        n_changes        int64    Number of changes in queue length.
         mean_queued      float64  Mean length over time.
-        median_queued    float64  Median over the changes.
-        p95_queued       float64  95th percentile over the changes.
-        max_queued       int64    Longest.
+        median_queued    float64  Median length over the changes.
+        p95_queued       float64  95th percentile of the length over the changes.
+        max_queued       int64    Maximum length.
         """,
     ),
     _derived(
@@ -168,7 +168,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         stream           int64    Stream.
         n_blocked        int64    How often the queue became full.
         blocked_ns       int64    Time at or above the setting max_queue.
-        longest_ns       int64    Longest time that it was full.
+        longest_ns       int64    Longest time that it was full without a break.
         window_ns        int64    From the first to the last change of any queue of the rank.
         blocked_pct      float64  Share of that window.
         """,
@@ -185,7 +185,7 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         op_id            int64    The innermost operator around it.
-        operator         text     Its name; empty without one.
+        operator         text     Its name; empty if none.
         root_operator    text     Name of the outermost operator around it.
         annotation       text     The innermost annotation around it, other than steps.
         step             int64    Step in which it started.
@@ -197,14 +197,14 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         """
         rank             int32    Global rank.
         name             text     The call.
-        operator         text     The innermost operator around it; empty without one.
+        operator         text     The innermost operator around it; empty if none.
         root_operator    text     The outermost operator around it.
         annotation       text     The innermost annotation around it, other than steps.
-        n                int64    How often.
+        n                int64    Number of calls.
         total_ns         int64    Host time in it.
-        max_ns           int64    Longest.
+        max_ns           int64    Duration of the longest call.
         n_idle           int64    How many of them were followed by an idle device.
-        idle_ns          int64    How long it was idle then: the host had no work ready.
+        idle_ns          int64    How long the device was then idle because the host had no work ready.
         """,
     ),
     _derived(
@@ -214,10 +214,10 @@ HOST_TABLES: tuple[TableSpec, ...] = (
         file_id          int32    The trace.
         rank             int32    Global rank.
         device           int32    Device.
-        start_ns         int64    End of the work before.
-        duration_ns      int64    Until the next kernel began.
+        start_ns         int64    End of the previous work.
+        duration_ns      int64    Time until the next kernel started.
         cause            text     data, sync, launch, host, device, or unknown if the launch is not in the trace.
-        late_ns          int64    Part of the gap before the next kernel's launch began.
+        late_ns          int64    Part of the gap before the launch of the next kernel started.
         delay_ns         int64    Part of the gap after that launch had ended.
         kernel_id        int64    The kernel that ended the gap.
         wait_call_id     int64    The host wait (host_waits) that caused it, if the cause is sync.

@@ -36,15 +36,15 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         source           text     kineto or nsys.
         device_type      text     cuda, rocm, xpu, mtia, hpu, or cpu when no device was traced.
         backend          text     Communication backend that the job was set up with.
-        world_size       int32    Ranks of the job, as the trace says.
+        world_size       int32    Number of ranks in the job, according to the trace.
         groups           text     The process groups as the trace lists them, as JSON.
         start_ns         int64    Start of the first event.
         end_ns           int64    End of the last event.
-        n_ops            int64    Operators.
-        n_kernels        int64    Kernels, copies and fills on the device.
-        n_calls          int64    Calls into the device's runtime.
-        n_steps          int64    Steps that were marked.
-        n_comms          int64    Collectives and transfers.
+        n_ops            int64    Number of operators.
+        n_kernels        int64    Number of kernels, copies and fills on the device.
+        n_calls          int64    Number of calls into the device's runtime.
+        n_steps          int64    Number of steps that were marked.
+        n_comms          int64    Number of collectives and transfers.
         has_shapes       bool     True when operators have the shapes of their inputs.
         has_stacks       bool     True when Python functions were traced.
         has_memory       bool     True when allocations were traced.
@@ -60,10 +60,10 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         rank              int32  Global rank.
         device            int32  Number of the device.
         name              text   Name of the device.
-        n_sms             int32  Multiprocessors.
-        n_bytes           int64  Memory.
-        max_threads       int32  Threads that one multiprocessor can hold.
-        n_warp            int32  Threads of a warp.
+        n_sms             int32  Number of multiprocessors.
+        n_bytes           int64  Memory of the device.
+        max_threads       int32  Maximum number of threads per multiprocessor.
+        n_warp            int32  Threads per warp.
         """,
         source="profiles",
     ),
@@ -93,9 +93,9 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         tid              int64    Thread.
         start_ns         int64    Start.
         duration_ns      int64    Duration.
-        external_id      int64    The number that ties kernels and runtime calls to it.
+        external_id      int64    Number that links kernels and runtime calls to it.
         record_id        int64    Record function id, as execution traces (rf_id) and NVTX ranges (op_id) have it.
-        sequence_number  int64    Ties a backward operator to its forward one.
+        sequence_number  int64    Links a backward operator to its forward operator.
         forward_tid      int64    Thread number of the forward operator.
         input_dims       text     Shapes of the inputs, as JSON.
         input_types      text     Types of the inputs, as JSON.
@@ -115,7 +115,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         tid              int64    Thread.
         start_ns         int64    Start.
         duration_ns      int64    Duration.
-        correlation      int64    Ties the call to the work that it put on the device.
+        correlation      int64    Links the call to the work that it put on the device.
         external_id      int64    The operator that made it.
         step             int64    Step in which it started.
         """,
@@ -132,16 +132,16 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         device           int32    Device.
         context          int64    Context.
         stream           int64    Stream.
-        correlation      int64    Ties it to the call that launched it.
+        correlation      int64    Links it to the call that launched it.
         external_id      int64    The operator that launched it, as recorded.
         start_ns         int64    Start.
         duration_ns      int64    Duration.
         n_bytes          int64    Bytes that a copy or fill moved.
         bandwidth_gbps   float64  Its bandwidth in GB/s, as recorded.
-        grid             text     Blocks of the grid, as JSON.
-        block            text     Threads of a block, as JSON.
+        grid             text     Blocks in the grid, as JSON.
+        block            text     Threads per block, as JSON.
         registers        int32    Registers per thread.
-        shared_bytes     int64    Shared memory of a block.
+        shared_bytes     int64    Shared memory per block.
         blocks_per_sm    float64  Blocks per multiprocessor.
         warps_per_sm     float64  Warps per multiprocessor.
         occupancy_pct    float64  Estimated occupancy in percent.
@@ -165,10 +165,10 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         op               text     all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send, recv, ...
         name             text     Name of the kernel or annotation.
         is_p2p           bool     True for sends and receives.
-        group_name       text     Process group; empty when the trace does not say.
+        group_name       text     Process group; empty if the trace does not name it.
         group_desc       text     Description of the group.
         group_ranks      text     Global ranks of the group, as JSON.
-        group_size       int32    Members of the group.
+        group_size       int32    Number of members of the group.
         seq              int64    Sequence number in the group.
         comms_id         text     Number of the logical collective, equal on all ranks, if torch recorded it.
         src              int32    Sender of a transfer.
@@ -176,12 +176,12 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         dtype            text     Type of the elements.
         n_in             int64    Elements of the input.
         n_out            int64    Elements of the output.
-        n_bytes          int64    Size of the message by the convention of nccl-tests: the larger of input and output.
+        n_bytes          int64    Message size as nccl-tests defines it: the larger of input and output.
         in_split         text     Elements sent to each member (all_to_all), as JSON.
         out_split        text     Elements received from each member, as JSON.
         device           int32    Device.
         stream           int64    Stream.
-        tid              int64    Thread, where it ran on the host.
+        tid              int64    Thread, if it ran on the host.
         start_ns         int64    When the rank joined.
         duration_ns      int64    From joining to the end.
         step             int64    Step in which it was launched.
@@ -198,7 +198,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         kind             text     stream, event, context or stream-wait (a stream waits for an event).
         device           int32    Device.
         stream           int64    The stream that waits or is waited for.
-        correlation      int64    Ties it to its runtime call.
+        correlation      int64    Links it to its runtime call.
         wait_on_stream   int64    Stream whose event is waited for.
         wait_on_call     int64    Correlation of the call that recorded the event.
         start_ns         int64    Start.
@@ -221,7 +221,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         stream           int64    Stream; NULL on the host.
         start_ns         int64    Start.
         duration_ns      int64    Duration.
-        external_id      int64    The number that ties kernels to it.
+        external_id      int64    Number that links kernels to it.
         record_id        int64    Record function id, as execution traces have it (rf_id).
         step             int64    Step in which it started.
         """,
@@ -234,14 +234,14 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
         "memory",
         "Allocations and frees, as the profiler recorded them.",
         """
-        time_ns          int64    When.
+        time_ns          int64    When it happened.
         device_type      text     cpu, cuda, ... as torch numbers them.
         device           int32    Device.
         tid              int64    Thread.
         address          text     Address, in hexadecimal.
         n_bytes          int64    Bytes allocated; negative when freed.
-        allocated_bytes  int64    Bytes in use afterwards.
-        reserved_bytes   int64    Bytes that the allocator holds afterwards.
+        allocated_bytes  int64    Bytes in use afterward.
+        reserved_bytes   int64    Bytes that the allocator holds afterward.
         """,
         missing=Missing(
             "no allocations: profile with profile_memory=True",
@@ -278,7 +278,7 @@ PROFILER_TABLES: tuple[TableSpec, ...] = (
     ),
     _part(
         "python_calls",
-        "Python functions, read only with --stacks: they make up most of a trace that has them.",
+        "Python function calls, read only with --stacks because they make up most of a trace that has them.",
         """
         python_id        int64    Number in its trace.
         parent_id        int64    The caller.

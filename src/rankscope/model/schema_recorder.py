@@ -23,7 +23,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         """
         file_id   int32  Number of the file in this capture.
         path      text   Path of the file (archive members after "!").
-        source    text   Name of the reader that read it; empty when no reader knows the format.
+        source    text   Reader that parsed the file; empty if no reader recognizes the format.
         rank      int32  Global rank, taken from the name or the content.
         host      text   Host, if the name shows it.
         n_bytes   int64  Size on disk.
@@ -45,7 +45,7 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         n_calls          int64  Calls kept in the dump.
         n_dropped        int64  Calls that the ring buffer had already overwritten.
         last_created_ns  int64  When the rank enqueued its newest call.
-        written_ns       int64  When the dump was written, if it says so.
+        written_ns       int64  When the dump was written, if recorded.
         clock_offset_ns  int64  Estimated offset of the host's clock from the job's median clock.
         clock_error_ns   int64  Uncertainty of that estimate; NULL if the clock was used as it is.
         """,
@@ -84,8 +84,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         name      text   Name that torch gave it.
         description  text   What the group is for (default_pg, dp, tp, ...).
         size      int32  Number of members.
-        origin    text   How the members are known: config, world, name-hash or use.
-        inferred  bool   True when the members were inferred from who uses the name.
+        origin    text   Where the members are known from: config, world, name-hash or use.
+        inferred  bool   True if the members were inferred from the ranks that use the name.
         generation  int32  How often a group of this name had been destroyed and recreated, as far as recorded.
         """,
         missing=_NO_DUMPS,
@@ -101,14 +101,14 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
     ),
     _spec(
         "group_progress",
-        "Each member's collectives in each group: before first_seq overwritten, after last_seq not joined.",
+        "Each member's collectives in each group: overwritten before first_seq, not joined after last_seq.",
         """
         group_id        int32  The group.
         rank            int32  Global rank.
-        first_seq       int64  Oldest sequence number kept; NULL without any.
+        first_seq       int64  Oldest sequence number kept; NULL if none.
         last_seq        int64  Newest sequence number enqueued; NULL when unknown.
         last_completed  int64  Newest sequence number known to be complete.
-        n_kept          int64  Calls kept.
+        n_kept          int64  Number of calls kept.
         known           bool   False when the rank left no readable dump, or its ring buffer has no call of the group.
         """,
     ),
@@ -138,8 +138,8 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         status_inferred bool   True when the status comes from peers or later calls, not from the rank's own record.
         retired         bool   True when the watchdog retired it.
         created_ns      int64  When the CPU enqueued it.
-        started_ns      int64  When its start was noticed.
-        completed_ns    int64  When its end was noticed.
+        started_ns      int64  When its start was detected.
+        completed_ns    int64  When its end was detected.
         duration_ns     int64  Time on the device, if recorded.
         timeout_ns      int64  Its timeout.
         input_sizes     text   Shapes of the inputs, as JSON.
@@ -161,17 +161,17 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         match_id          int32  Number of the match.
         group_id          int32  The process group.
         is_p2p            bool   True for a transfer.
-        seq               int64  Sequence number of the collective; for a transfer its number within the pair.
+        seq               int64  Sequence number of the collective; for a transfer, its number within the pair.
         op                text   Operation that most ranks called.
         src               int32  Global rank of the sender of a transfer.
         dst               int32  Global rank of the receiver of a transfer.
         n_members         int32  Ranks that have to join.
         n_joined          int32  Ranks whose dump has the call.
         n_evicted         int32  Ranks whose ring buffer had overwritten it: no evidence either way.
-        n_missing         int32  Ranks that certainly have not joined.
+        n_missing         int32  Ranks that have certainly not joined.
         n_unknown         int32  Ranks without a readable dump.
         n_done            int32  Ranks that finished it.
-        n_signatures      int32  Different operations, sizes or types among the joined ranks.
+        n_signatures      int32  How many combinations of operation, sizes and types the joined ranks called it with.
         state             text   done, waiting, missing (a rank has not joined) or mismatch.
         first_created_ns  int64  When the first rank joined (that rank's clock).
         last_created_ns   int64  When the last rank joined (that rank's clock).
@@ -184,20 +184,20 @@ RECORDER_TABLES: tuple[TableSpec, ...] = (
         "Call stacks, innermost frame first; equal stacks are stored once.",
         """
         stack_id  int32  The stack.
-        depth     int32  Position, 0 is the innermost frame.
+        depth     int32  Position; 0 is the innermost frame.
         frame_id  int32  The frame.
         """,
     ),
     _spec(
         "frames",
-        "Source positions that occur in stacks.",
+        "Source locations that appear in stacks.",
         """
         frame_id  int32  The frame.
         file      text   Source file.
         line      int32  Line.
         function  text   Function.
         is_user   bool   False for frames of torch, of Python itself and of launchers.
-        language  text   python or c++, if the file shows it; frames of libraries have no line.
+        language  text   python or c++, if the file shows it; library frames have no line.
         """,
     ),
 )

@@ -32,16 +32,16 @@ class _Wait(NamedTuple):
 def late_rank_absent(trace: Trace) -> Iterator[Finding | Effect]:
     """All traced ranks of a group wait in its collectives: the rank that they wait for has no trace here.
 
-    What it means: the last of the traced members to join waits for nobody among them, so its call should take as long
-    as the data needs. It takes clearly longer than other calls of this size, and no traced rank is late: a member
-    without a trace joins later still. The cost is what even this last traced member waits, exposed.
+    What it means: the last traced member to join does not wait for another traced member, so its call should take only
+    as long as the transfer. It takes clearly longer than other calls of this size, and no traced rank is late: a member
+    without a trace joins later still. The cost is the exposed time that even this last traced member waits.
 
     Why it happens: only some ranks were profiled, or the files of the slow rank's host are missing.
 
     What to do: record all members of the group, or those that are named here, and diagnose again.
 
     What could fool it: a link that is slow in some calls only looks the same. If the absent rank is late to every call,
-    nothing shows how long a transfer takes, and this rule is silent. Only communication on a device is looked at.
+    nothing shows how long a transfer takes, and nothing is reported. Only communication on a device is checked.
     """
     measures = measures_of(trace)
     waits = sorted(_waits(measures), key=lambda wait: -float(wait.step_ns.sum()))

@@ -24,7 +24,7 @@ _MAX_SHOWN = 6
 
 @rule("D905", "clocks-unaligned", needs=("comms", "profiles"))
 def clocks_unaligned(trace: Trace) -> Iterator[Finding | Effect]:
-    """The clocks of some hosts could not be aligned, so it is unknown which of their ranks came last.
+    """The clocks of some hosts could not be aligned, so it is unknown which of their ranks arrived last.
 
     What it means: these hosts share fewer than three collectives or transfers with the others in the recorded time.
     Their times are used as they are, and arrivals are not compared with those of other hosts. How long each rank spends
@@ -36,7 +36,7 @@ def clocks_unaligned(trace: Trace) -> Iterator[Finding | Effect]:
     What to do: record the same steps on all ranks, at least three of them, with a version of torch that writes group
     names and call numbers to the trace.
 
-    What could fool it: if the traces do not have a host's name, each of its ranks counts as a separate host.
+    What could fool it: if the traces do not name a host, each of its ranks counts as a separate host.
     """
     clocks = matching_of(trace).clocks
     quality = clock_quality(clocks)
@@ -66,12 +66,12 @@ def clocks_unaligned(trace: Trace) -> Iterator[Finding | Effect]:
 def comm_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
     """Collectives or transfers whose partners on other ranks were not found.
 
-    What it means: these calls are in a time that several ranks recorded, but nothing in the traces says which calls of
-    other ranks belong to them. They count as communication of their rank, but are left out of waits, arrivals and
+    What it means: several ranks recorded the time in which these calls ran, but nothing in the traces shows which calls
+    of other ranks belong to them. They count as communication of their rank, but are left out of waits, arrivals and
     bandwidths.
 
     Why it happens: traces without collective metadata (older versions of torch, batched sends and receives whose
-    kernels carry none), transfers that do not name the other end, traces that kept only a sample of the events.
+    kernels carry none), transfers whose other end is not recorded, traces that kept only a sample of the events.
 
     What to do: record with a newer version of torch: groups and sizes are in the traces since 2.2, the number and id of
     each call since 2.13. Record all ranks, over the same steps.
@@ -142,8 +142,8 @@ def _has_traced_partner(measures: Measures) -> Array:
 def profile_missing(trace: Trace) -> Iterator[Finding | Effect]:
     """Some ranks of the job have no profiler trace here.
 
-    What it means: the traces mention a larger job than they come from. Late ranks can only be found among those that
-    were traced: if all of these wait, the one they wait for may be missing.
+    What it means: according to the traces, the job has more ranks than left a trace here. Late ranks can only be found
+    among those that were traced: if all of these wait, the one they wait for may be missing.
 
     Why it happens: only some ranks were profiled, files are on the disks of other nodes, or a process ended before it
     could write its trace.

@@ -66,10 +66,10 @@ _HELP = {
 def late_rank(trace: Trace) -> Iterator[Finding | Effect]:
     """One or a few ranks keep the others waiting in their collectives.
 
-    What it means: ranks that take part in the same collectives have the same step time; what a rank does not need for
-    its own work, it spends in communication. These ranks spend clearly less time there than their peers, which wait for
-    them. The time shown is what the median peer loses per step, and the cause is what the late rank spends more time
-    on.
+    What it means: ranks that take part in the same collectives have the same step time; the time that a rank does not
+    need for its own work, it spends in communication. These ranks spend clearly less time there than their peers, which
+    wait for them. The time shown is what the median peer loses per step, and the cause is what the late rank spends
+    more time on.
 
     Why it happens: a slower device (heat, power, another process on it), more work on one rank (longer sequences, a
     larger shard), a slow host that launches late, slow data loading, garbage collection, compiling on one rank only. A

@@ -111,7 +111,7 @@ def _cause_of_work(parts: Sequence[Part], main: str, work: Work) -> str:
 
 @metric("late_causes", "late_causes", needs=("comms",))
 def late_causes(trace: Trace, selection: Selection) -> Table:
-    """One row per rank that others wait for and per part of its steps: what takes it longer than its peers.
+    """One row per part of the step, for each rank that others wait for: where it takes longer than its peers.
 
     Covers the ranks whose cost (see stragglers) is at least 3% of the step, in the steps where they are late. On the
     device, time is split into computation, copies and idle; communication is not counted as the rank's own time. On the
@@ -122,7 +122,7 @@ def late_causes(trace: Trace, selection: Selection) -> Table:
     The cause is the part with the largest excess over the median peer, if that is at least 40% of the delay. Device
     idle time is traced back to the host. Longer computation counts as more work if the number of kernels or their
     blocks (on the host: the elements of the operators' inputs) explain at least half of it; otherwise the kernels are
-    slower. Where a range that the job itself named (record_function) takes longer by as much, the cause is that range.
+    slower. If a range that the job itself named (record_function) takes that much longer, that range is the cause.
     """
     rows = []
     for standing in standings_of(trace):

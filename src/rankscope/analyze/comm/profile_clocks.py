@@ -49,7 +49,7 @@ def matching_of(trace: Trace) -> Matching:
 
 @metric("profile_clocks", "profile_clocks", needs=("profiles", "comms"), of_all_profiles=True)
 def profile_clocks(trace: Trace, selection: Selection) -> Table:
-    """One row per trace: how far its clock is ahead of the common one, and how sure that is.
+    """One row per trace: how far its clock is ahead of the common one, and how accurate that is.
 
     The ranks of one host share a clock; if the host is unknown, each rank counts as one. All members of a synchronizing
     collective end at nearly the same moment, and so do both ends of a transfer on the device (these have little weight,

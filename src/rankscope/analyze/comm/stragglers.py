@@ -69,10 +69,10 @@ class Standing:
 def stragglers(trace: Trace, selection: Selection) -> Table:
     """One row per rank: how much less time per step it spends in communication than its peers.
 
-    All ranks of a job have the same step time: what a rank does not need for its own work, it spends in communication.
-    So the rank that spends the least time there is the one the others wait for, even if it looks idle: a rank with
-    little computation and communication is not fast, its host is late. A rank that is late because it was held up in
-    another group spends as long in communication as its peers, and is not blamed.
+    All ranks of a job have the same step time: the time that a rank does not need for its own work, it spends in
+    communication. So the rank that spends the least time there is the one the others wait for, even if it looks idle: a
+    rank with little computation and communication is not fast, its host is late. A rank that is late because it was
+    held up in another group spends as long in communication as its peers, and is not blamed.
 
     Peers are the other traced members of a group with which the rank makes collectives; if there are several groups, it
     is the one in which it differs most. Groups whose collectives carry less than 5% of the rank's bytes, or of what

@@ -169,8 +169,8 @@ def slow_link(trace: Trace) -> Iterator[Finding | Effect]:
     compare NCCL_DEBUG=INFO output of a slow and a fast rank.
 
     What could fool it: groups whose members are farther apart by design; only groups that are all within one host, or
-    all across hosts, are compared. A single group has nothing to be compared with, so this rule says nothing.
-    Calls of less than 64 KiB are not compared: their time says little about a link.
+    all across hosts, are compared. If the job has a single group, there is nothing to compare it with, and nothing is
+    reported. Calls of less than 64 KiB are not compared: their time says little about a link.
     """
     links = [
         _Link(group, tuple(ranks), tuple(hosts), op, (op, bucket, len(ranks), len(hosts) > 1), n, bus)

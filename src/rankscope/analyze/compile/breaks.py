@@ -45,11 +45,11 @@ def graph_break(trace: Trace) -> Iterator[Finding | Effect]:
 
     What it means: each break turns one graph into two smaller ones: less fusion, Python between the graphs on every
     call, and one more function to compile. Each line and reason is listed once, your code before torch's. The cost is
-    the time to compile the parts that start after the line, plus tracing that was thrown away; the cost per call is not
-    in the log.
+    the time to compile the parts that start after the line, plus tracing that was thrown away; the log does not show
+    the cost per call.
 
     Why it happens: print and logging, .item() and branches on tensor values, calls into C extensions, generators and
-    other constructs the tracer does not support, breaks the code asks for.
+    other constructs the tracer does not support, breaks that the code itself requests.
 
     What to do: follow torch's hint for the line, move the line out of the compiled function, or compile the parts
     before and after it separately. fullgraph=True turns every break into an error.

@@ -57,7 +57,7 @@ def cache_bypass(trace: Trace) -> Iterator[Finding | Effect]:
 
     What to do: remove the named part from the graph, or make it cacheable; the fix says how if that is known.
 
-    What could fool it: the cost is the whole compilation; another cache may still save part of it.
+    What could fool it: the cost shown is that of the whole compilation; another cache may still save part of it.
     """
     sites, costs = sites_of(trace), costs_of(trace)
     groups: dict[tuple[int, str, str], list[Row]] = {}

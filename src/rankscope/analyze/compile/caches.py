@@ -32,15 +32,15 @@ _KEEP = (
 def cache_miss(trace: Trace) -> Iterator[Finding | Effect]:
     """Graphs were compiled because the compile cache did not have them, or had them under a different key.
 
-    What it means: the key of a lookup is made of the graph, the inputs, the settings and the versions. If the same
-    lookup was made in an earlier run, by another rank, or for an earlier version of the function in the same process,
-    the two keys are compared and the components that differ are named. A cold cache is not a fault in itself: it is
-    reported once per run, with the time a warm one would save.
+    What it means: a lookup key is made from the graph, the inputs, the settings and the versions. If the same lookup
+    was made in an earlier run, by another rank, or for an earlier version of the function in the same process, the two
+    keys are compared and the components that differ are named. A cold cache is not a fault in itself: it is reported
+    once per run, with the time a warm one would save.
 
     Why it happens: a cache folder that is not kept or not shared, a setting that differs between runs or ranks, inputs
     of a different shape or on a different device, a new version of torch, changed code.
 
-    What to do: make the named component equal, or keep and share the cache.
+    What to do: make the named component the same in both lookups, or keep and share the cache.
 
     What could fool it: lookups are paired by function, compilation number and position, and compared with the most
     similar of the last four before them. Without TORCH_LOGS=+aot, torch does not log the key components of the

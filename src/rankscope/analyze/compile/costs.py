@@ -47,9 +47,9 @@ def compile_time(trace: Trace) -> Iterator[Finding | Effect]:
     Keep the compile caches between runs (C407). Regional compilation compiles a repeated block once instead of many
     times.
 
-    What could fool it: the log starts and ends with compiling, so the share of a long job is smaller than the share of
-    the log. If a profiler trace or a Flight Recorder dump of the same time is in the capture, it counts toward the
-    job's time too.
+    What could fool it: the log covers only the time from the first compilation to the last, so compiling takes a
+    smaller share of a long job than of the log. If a profiler trace or a Flight Recorder dump of the same time is in
+    the capture, it counts toward the job's time too.
     """
     ledger = trace.table("compile_ledger")
     runs = sites_of(trace).run_of.values()
@@ -163,8 +163,8 @@ def slow_guards(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     settings out of the module, set torch._dynamo.config.skip_tensor_guards_with_matching_dict_tags, or use
     torch.compiler.set_stance with skip_guard_eval_unsafe if the inputs are known not to change.
 
-    What could fool it: it is measured once, cold, and takes longer on a busy machine than in training; compare it with
-    the step time before acting on it.
+    What could fool it: torch measures it once, cold, and on a busy machine the result is higher than in training;
+    compare it with the step time before you act on it.
     """
     if not (trace.table("compilations").array("guard_latency_ns") > 0).any():
         yield Skipped("no guard times in the logs: use a newer torch with TORCH_TRACE=FOLDER")
@@ -217,8 +217,8 @@ def _guarded_functions(trace: Trace) -> dict[tuple[int, Site], list[_Guarded]]:
 def cudagraphs_skipped(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """CUDA graphs were requested but not used: every kernel is launched individually.
 
-    What it means: mode="reduce-overhead" or "max-autotune" records the kernels of a graph once and replays them. For
-    these functions torch gave up on that, for the reason shown, and they run without CUDA graphs.
+    What it means: with mode="reduce-overhead" or "max-autotune", torch records the kernels of a graph once and replays
+    them. For these functions it gave up on that, for the reason shown, and they run without CUDA graphs.
 
     Why it happens: inputs that are modified in place, tensors on the CPU or on several devices, operators that cannot
     be recorded, sizes that differ from call to call.
@@ -226,7 +226,7 @@ def cudagraphs_skipped(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     What to do: remove the reason: move the CPU tensor to the device, copy an input instead of modifying it, take the
     operator out of the compiled function, or do not use CUDA graphs for this function.
 
-    What could fool it: the lost time is not in the log; it matters if kernels are short.
+    What could fool it: the log does not show the lost time; it matters if kernels are short.
     """
     sites, compilations = sites_of(trace), trace.table("compilations")
     groups: dict[tuple[int, Site, str], set[int]] = {}

@@ -38,7 +38,7 @@ def compile_error(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     torch.compiler.disable; backend="eager" and backend="aot_eager" show which stage fails.
 
     What could fool it: a function that could not be traced and runs as plain Python is a graph break (C404), not an
-    error. If the log has no breaks to distinguish the two, the finding is only likely.
+    error. If the log does not record graph breaks, the two look alike, and the finding is only likely.
     """
     runs = sites_of(trace).run_of.values()
     failures = failures_of(trace)
@@ -94,7 +94,7 @@ def compile_restarts(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     Why it happens: a size that has to stay dynamic after all, a call that has to be taken out of the graph, a tensor
     that turned out to be modified in place.
 
-    What to do: nothing while it is cheap. If it is expensive, the reason says what to change: mark the dimension as
+    What to do: nothing, if it is cheap. If it is expensive, the reason shows what to change: mark the dimension as
     dynamic up front, or move the call out of the function.
 
     What could fool it: torch logs one total for the time lost in all restarts of a compilation; it is split evenly
@@ -139,8 +139,8 @@ def compile_unfinished(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     What to do: compare the end of the log with the end of the job. Check the system log for killed processes; if the
     process is still alive, look at its stack (py-spy dump --pid PID).
 
-    What could fool it: some versions of torch write no metrics at the end of a compilation; it is reported only if
-    other records show that it did not end.
+    What could fool it: some versions of torch write no metrics at the end of a compilation; such a compilation is
+    reported only if other records show that it did not end.
     """
     if is_text_only(trace):
         yield Skipped("text logs do not show where compilations end: run with TORCH_TRACE=FOLDER")
@@ -205,7 +205,8 @@ def export_problems(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     What it means: the exported program may be wrong for inputs other than the example: a branch was decided by the
     values of the example tensors, or an operator's output was taken from running it.
 
-    Why it happens: .item() or a mask decides a branch or a size; a custom operator has no fake kernel or a wrong one.
+    Why it happens: a branch or a size depends on .item() or a mask; a custom operator has no fake kernel or a wrong
+    one.
 
     What to do: add torch._check for what is known about the value, use torch.cond for a real branch, register a fake
     kernel for a custom operator. Then export again with strict checks.

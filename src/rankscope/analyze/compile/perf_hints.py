@@ -76,11 +76,11 @@ def perf_hint(trace: Trace) -> Iterator[Finding | Effect]:
     Why it happens: the operator has no lowering, the layout of the tensors does not suit the kernel, or an Inductor
     setting is more conservative than this code needs.
 
-    What to do: what the finding says. Measure before and after: a hint is not a promise.
+    What to do: do what the finding says. Measure before and after: a hint is not a promise.
 
     What could fool it: torch logs hints only on request (TORCH_LOGS="perf_hints"), and only for graphs it compiles: a
-    graph taken from a cache logs none. How much a hint would gain is not in the log. Hints that ask for nothing, such
-    as padding on a CPU, are left out.
+    graph taken from a cache logs none. The log does not show how much time a hint would save. Hints that ask for
+    nothing, such as padding on a CPU, are left out.
     """
     rows = list(_hint_rows(trace.table("log_lines")))
     groups: dict[tuple[int, str], list[Row]] = {}

@@ -204,8 +204,8 @@ def _unwaited_finding(trace: Trace, run: int, site: Site, parities: Sequence[Par
 def execution_order_differs(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """Ranks run their compiled graphs in different orders.
 
-    What it means: if the graphs contain collectives, ranks that run them in different orders meet in the wrong ones:
-    the job hangs or mixes up data.
+    What it means: if the graphs contain collectives, ranks that run them in different orders end up in different
+    collectives at the same time: the job hangs or mixes up data.
 
     Why it happens: control flow outside the compiled functions that depends on the rank or its data; a rank that
     recompiled, and so runs a different version of a function.

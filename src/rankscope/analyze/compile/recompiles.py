@@ -28,13 +28,14 @@ def recompile_limit(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     default). Once the limit is reached, a call that fits none of them is not compiled but runs as plain Python, and the
     time spent on the versions was mostly wasted. With fullgraph=True the call fails.
 
-    Why it happens: something that differs from call to call is guarded: a size under dynamic=False, an integer
+    Why it happens: a guard checks something that differs from call to call: a size under dynamic=False, an integer
     attribute that counts up, a string that selects a mode, a lambda created for each call.
 
     What to do: remove the cause of the recompilations, which the finding names. Raise recompile_limit only if the
     number of different calls is small and known.
 
-    What could fool it: calls that fit one of the versions still run compiled; how many do not is not in the log.
+    What could fool it: calls that fit one of the versions still run compiled. The log does not show how many calls fit
+    none.
     """
     if is_text_only(trace) and not chains_of(trace):
         yield _NOT_LOGGED
@@ -57,8 +58,8 @@ def recompiles(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """A function was compiled more than once, because a call did not fit any existing version.
 
     What it means: each version is valid only while its guards hold. The finding lists the versions in order and, for
-    each, the guard of the previous version that the call failed. The cost is the time to compile all but the first
-    version; parts after a graph break are counted with their function.
+    each, the previous version's guard that failed. The cost is the time to compile all but the first version; parts
+    after a graph break are counted with their function.
 
     Why it happens: sizes, numbers, strings, objects or modes that differ between calls. Once per dimension is normal:
     torch first compiles for the exact size, and then for any size when it sees a second one.
@@ -178,10 +179,10 @@ def _comparison(versions: list[Version]) -> Comparison:
 
 @rule("C403", "dimension-specialised", needs=("guards",))
 def dimension_specialised(trace: Trace) -> Iterator[Finding | Effect]:
-    """A line of code made a dimension or number constant that should have been dynamic.
+    """A line of code turned a dimension or number that should be dynamic into a constant.
 
     What it means: torch had given it a symbol, so that one version would work for all values. A condition on it then
-    left only one possible value, so the version fits that value alone: every other value recompiles.
+    left only one possible value, so the version fits that value alone: every other value triggers a recompile.
 
     Why it happens: a comparison with a constant (x.shape[0] == 48), a reshape or a call that needs an exact size, an
     operator that does not support symbolic sizes, a size used as a Python number.
@@ -189,7 +190,7 @@ def dimension_specialised(trace: Trace) -> Iterator[Finding | Effect]:
     What to do: look at the line shown. Compare with ranges, or move the special case out of the compiled function. With
     mark_dynamic, torch raises an error at the line instead of making the dimension constant.
 
-    What could fool it: if the dimension really has only one value, nothing is lost; the finding is then only info.
+    What could fool it: if the dimension really has only one value, nothing is lost, and the finding is only info.
     """
     runs = sites_of(trace).run_of.values()
     for pinned in pinned_dimensions(trace):

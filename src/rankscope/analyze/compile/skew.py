@@ -37,8 +37,8 @@ class _Excess(NamedTuple):
 def compile_skew(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     """A rank spends much more time compiling than its peers, and they wait for it.
 
-    What it means: every rank compiles for itself, so the job continues when the slowest one is done. The time this rank
-    takes beyond the median rank is lost on all of them.
+    What it means: every rank compiles for itself, so the job continues only when the slowest one is done. The time this
+    rank takes beyond the median rank is lost on all of them.
 
     Why it happens: its compile cache is cold while those of its peers are warm (a new host, a cache folder that is not
     shared); it recompiles more often because its inputs differ; its host is slower or busy with something else.

@@ -28,7 +28,7 @@ def compile_stall(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     What it means: the torch.compile log explains a delay that the other traces only show: a rank was late for a
     collective, never joined it, or took longer for a step, because it was compiling a function at that time.
 
-    Why it happens: a rank met a new shape or value and recompiled in the middle of training; compile caches are cold on
+    Why it happens: a rank got a new shape or value and recompiled in the middle of training; compile caches are cold on
     one host; compilation hangs, or takes longer than the collective's timeout.
 
     What to do: find out why the function was compiled at that moment (the findings about recompilation name the guard),

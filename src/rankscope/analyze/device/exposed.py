@@ -40,10 +40,9 @@ def communication_exposed(trace: Trace) -> Iterator[Finding | Effect]:
     (no_sync), larger batches per rank; keep the groups that communicate most within a host; compare the bandwidth with
     what the links can do.
 
-    Without a device it is only a note: a host has no second stream to compute on in the meantime.
-
     What could fool it: transfers between pipeline stages do not count, as they mostly wait. If only one rank was
-    traced, waiting for the others cannot be distinguished from transferring data.
+    traced, waiting for the others cannot be distinguished from transferring data. Without a device, this is only a
+    note: a host has no second stream to compute on in the meantime.
     """
     comms = _collectives(trace)
     exposed = _exposed(trace, comms)

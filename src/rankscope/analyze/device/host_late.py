@@ -25,8 +25,8 @@ def device_idle_host(trace: Trace) -> Iterator[Finding | Effect]:
     """The device is idle because the host is busy with something other than launching work.
 
     What it means: the device had finished all its work, and the next kernel was launched only later. In between, the
-    launching thread was not launching without a pause (P311), not coming out of a wait for the device (P313), and not
-    loading data (P303). The cost is the time when nothing ran on any stream. It is reported if most ranks are affected.
+    launching thread did none of these: launch without a pause (P311), return from a wait for the device (P313), or load
+    data (P303). The cost is the time when nothing ran on any stream. It is reported if most ranks are affected.
 
     Why it happens: Python between the operators (logging, metrics, checkpoints, preparing batches), garbage collection,
     operators that run on the CPU, compilation at the first use of a shape, allocating and freeing device memory

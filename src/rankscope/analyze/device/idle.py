@@ -12,10 +12,10 @@ def idle(trace: Trace, selection: Selection) -> Table:
     """One row per stream and cause of its idle time.
 
     A gap is the time between the end of one kernel on a stream and the start of the next. It is host_wait if the next
-    kernel was launched only after that end: the host was late. Else it is kernel_wait if it is shorter than `gap_us`
-    microseconds: the time the device needs between two kernels. Else it is other: the stream waited for an event of
-    another stream, or the device was busy elsewhere. If a launch is not in the trace, host_wait cannot be detected. An
-    idle stream does not mean an idle device: see `temporal`.
+    kernel was launched only after that end: the host was late. Otherwise it is kernel_wait if it is shorter than
+    `gap_us` microseconds: the time the device needs between two kernels. Otherwise it is other: the stream waited for
+    an event of another stream, or the device was busy elsewhere. If a launch is not in the trace, host_wait cannot be
+    detected. An idle stream does not mean an idle device: see `temporal`.
     """
     shortest_ns = float(selection.settings["gap_us"]) * 1000
     return trace.sql(f"""

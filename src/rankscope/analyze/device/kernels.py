@@ -50,7 +50,7 @@ def utilisation(trace: Trace, selection: Selection) -> Table:
     kernels of duration times blocks per multiprocessor (at most 1), divided by the time of the steps: kernels that run
     at the same time add up. Occupancy is the mean of the kernels' estimated occupancy, weighted by duration. The tensor
     core share is of the time of compute kernels, and is judged by kernel names: those of Triton or user-written kernels
-    do not show it. What the trace does not contain (ROCm has no blocks per multiprocessor) is NULL.
+    do not show it. A value that the trace does not contain (ROCm has no blocks per multiprocessor) is NULL.
 
     The steps are those of `steps`; if none were marked, the whole trace counts.
     """
@@ -113,12 +113,13 @@ def low_occupancy(trace: Trace) -> Iterator[Finding | Effect]:
     Why it happens: small batches or tensors, reductions over a long dimension with few rows, kernels that work on one
     sample or one expert at a time, sequential scans.
 
-    What to do: larger batches, batched operators (bmm, grouped matrix multiplication, foreach) instead of loops over
-    small ones, a different layout or algorithm for these kernels, streams that run independent kernels side by side.
+    What to do: use larger batches, batched operators (bmm, grouped matrix multiplication, foreach) instead of loops
+    over small ones, a different layout or algorithm for these kernels, streams that run independent kernels side by
+    side.
 
-    What could fool it: blocks are counted, not what they do: few blocks with much work each can be the right shape
-    (persistent kernels have exactly one per multiprocessor and do not count as empty). ROCm traces do not have this
-    data.
+    What could fool it: the rule counts blocks, not the work in them: a few blocks with much work each can be the right
+    shape (persistent kernels have exactly one per multiprocessor and do not count as empty). ROCm traces do not have
+    this data.
     """
     columns = "file_id, rank, start_ns, start_ns + duration_ns AS end_ns"
     few = with_process(

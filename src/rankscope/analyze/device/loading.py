@@ -43,9 +43,9 @@ def data_loading(trace: Trace) -> Iterator[Finding | Effect]:
 
     What could fool it: data loaders are recognized by their names (enumerate(DataLoader), dataloader, next_batch, ...):
     one with another name shows up as a busy host instead (P301). If an iterator prefetches on the device, its work runs
-    while the host is in the loader: then the device is busy and this rule reports nothing. Without a device the host
-    does all the work: there, less than a quarter of the step is only
-    a note, and so is a wait on a machine that has no core free.
+    while the host is in the loader: then the device is busy and this rule reports nothing. Without a device, the host
+    does all the work: then less than a quarter of the step is only a note, and so is a wait on a machine that has no
+    core free.
     """
     steps = trace.table("step_breakdown")
     losses = shared_losses(StepLoss.of_table(steps, "data_loader_ns"))

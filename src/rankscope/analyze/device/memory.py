@@ -101,7 +101,7 @@ def memory_growing(trace: Trace) -> Iterator[Finding | Effect]:
     outputs, hooks that store activations, retain_graph=True; caches that grow with each new shape.
 
     What to do: detach what you keep (loss.detach(), or .item() once in a while), empty lists after each step, compare
-    torch.cuda.memory._snapshot() of two steps: look at what is in the second and not in the first.
+    torch.cuda.memory._snapshot() of two steps: look at what is in the second but not in the first.
 
     What could fool it: batches that grow (longer sequences), or a schedule that allocates more for several steps and
     frees it only after the recorded ones.

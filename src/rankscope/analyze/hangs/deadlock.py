@@ -105,8 +105,8 @@ def p2p_unmatched(trace: Trace) -> Iterator[Finding | Effect]:
 
     What to do: compare the schedules of the two ranks at the call in the finding.
 
-    What could fool it: if a ring buffer has dropped calls, transfers are counted from the newest completed one. gloo
-    does not record sends and receives at all.
+    What could fool it: if a ring buffer has dropped calls, transfers are counted from the newest completed one. The
+    gloo backend does not record sends and receives at all.
     """
     yield from findings_of(trace, "p2p-unmatched", _describe_transfer)
 

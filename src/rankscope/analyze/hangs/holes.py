@@ -72,7 +72,7 @@ def file_damaged(trace: Trace) -> Iterator[Finding | Effect]:
     What it means: the file was ignored, or only its readable part was used. All other files were analyzed as usual.
 
     Why it happens: the process was killed while it wrote its dump (a fixed file name is truncated and written again),
-    the disk was full, the copy was interrupted, or the file only has the name of a dump. A pickle that asks for a class
+    the disk was full, the copy was interrupted, or the file is only named like a dump. A pickle that asks for a class
     is refused: no code in it is run.
 
     What to do: copy the file again if the original is complete; remove files that are not dumps.

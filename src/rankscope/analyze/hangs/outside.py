@@ -70,10 +70,10 @@ def hang_outside(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     What could fool it: this is an error only if stacks newer than the rank's last call were written because nothing
     moved (by the collector's or torch's watchdog). Even then, a checkpoint or an evaluation that takes longer than the
     watchdog's timeout looks the same. Stacks that were written on request, and ranks that a signal ended, are only a
-    note: a healthy job can be inspected or stopped between two calls. Dumps alone are no sign of a hang, as torch also
-    writes them on request. A job that is known to have ended normally did not hang. Calls that ended only because they
-    were aborted after their timeout count as unfinished and are left to other rules. If the job continued after the
-    dumps were written, its later calls are not in them.
+    note: a healthy job can be inspected or stopped between two calls. Dumps alone do not prove a hang, because torch
+    also writes them on request. A job that is known to have ended normally did not hang. Calls that ended only because
+    they were aborted after their timeout count as unfinished and are left to other rules. If the job continued after
+    the dumps were written, its later calls are not in them.
     """
     why_not = _why_not(trace)
     if why_not:

@@ -33,10 +33,10 @@ def call_skipped(trace: Trace) -> Iterator[Finding | Effect]:
     """A rank skipped a call that its peers made, or made an extra one.
 
     What it means: after that call, everything the rank does in the group is out of step with its peers. As long as
-    operation and sizes happen to match, nothing stops, and wrong values are combined. The job hangs later, where they
-    no longer match or where the rank runs out of calls.
+    operation and sizes happen to match, the job keeps running and combines the wrong values. The job hangs later, where
+    they no longer match or where the rank runs out of calls.
 
-    Why it happens: `continue` or an early `return` on one rank, a condition on local data around the call, a retry.
+    Why it happens: a `continue` or an early `return` on one rank, a condition on local data around the call, a retry.
 
     What to do: check the condition around the call in the title, not the line where the job hangs.
 

@@ -53,8 +53,8 @@ def rank_lost(trace: Trace) -> Iterator[Finding | Effect]:
     missing, add it to the folder and run again.
 
     What could fool it: if several dumps are missing, the data may not show which rank is the cause; all candidates are
-    named. If another cause is certain, missing dumps are only reported as D901. A dump that is here but damaged is no
-    sign of a lost rank: the title then says that it cannot be read, and what its rank did is unknown.
+    named. If another cause is certain, missing dumps are only reported as D901. A damaged dump does not mean that its
+    rank was lost: the title then says that the dump cannot be read, and what the rank did is unknown.
     """
     yield from findings_of(trace, "rank-lost", _describe_lost)
 
@@ -241,9 +241,9 @@ def _host_note(view: JobView, ranks: tuple[int, ...]) -> tuple[str, ...]:
 def collective_stalled(trace: Trace) -> Iterator[Finding | Effect]:
     """All members joined a collective with matching calls, but it does not complete on all of them.
 
-    What it means: what the dumps show of the program is correct. The fault is on a device, in the network, in a kernel
-    that runs before the collective on the same stream, or in an argument that is not recorded. If the call completed on
-    some ranks, the ranks where it did not are named.
+    What it means: as far as the dumps show, the program is correct. The fault is on a device, in the network, in a
+    kernel that runs before the collective on the same stream, or in an argument that is not recorded. If the call
+    completed on some ranks, the ranks where it did not are named.
 
     Why it happens: a broken link or adapter, a hung GPU, a firewall or routing change, a mismatch that the recorder
     does not see (reduce operation, root rank, split sizes), a kernel on the stream that never finishes.

@@ -199,7 +199,7 @@ def rank_elsewhere(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     What to do: check the line where they are, and what could keep it from finishing. Record with
     `rankscope record --desync` to see the calls as well.
 
-    What could fool it: in a healthy job, too, ranks can be at different lines. Only stacks that were written because
+    What could fool it: in a healthy job, ranks can also be at different lines. Only stacks that were written because
     nothing moved, or twice with the same result, prove a hang. Pipeline stages run different programs: a small stage
     may look like the culprit.
     """

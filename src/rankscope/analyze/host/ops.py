@@ -29,7 +29,7 @@ def op_breakdown(trace: Trace, selection: Selection) -> Table:
 def kernel_sequences(trace: Trace, selection: Selection) -> Table:
     """One row per sequence of kernels under an operator, the most frequent first: what could become one kernel.
 
-    Counted are the outermost operators whose name contains the setting `operator` and that launch at least
+    Only the outermost operators count, if their name contains the setting `operator` and they launch at least
     `min_kernels` kernels, each with all kernels launched in it, in order of their start. Calls of an operator with the
     same kernels in the same order share one row.
     """

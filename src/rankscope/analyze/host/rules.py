@@ -82,8 +82,8 @@ def queue_full(trace: Trace) -> Iterator[Finding | Effect]:
     What to do: nothing, as far as the device is concerned. If the same thread also loads data, logs or checks results,
     that work is delayed: move it to another thread, or launch fewer kernels (a CUDA graph counts as one launch).
 
-    What could fool it: launches count from the start of their call to the start of their kernel; the actual limit of
-    the queue differs between drivers.
+    What could fool it: a launch counts as queued from the start of its call to the start of its kernel; the actual
+    limit of the queue differs between drivers.
     """
     rows = trace.sql(
         "SELECT rank, device, stream, blocked_ns, blocked_pct FROM queue_blocked WHERE blocked_pct >= $least "
@@ -123,8 +123,8 @@ def host_syncs(trace: Trace) -> Iterator[Finding | Effect]:
     host until the device has finished all its work. When the host continues, nothing is queued: the device is idle
     until the next launch. Only this idle time is counted, and for each wait no more than it lasted.
 
-    Why it happens: .item(), .cpu(), float(loss), printing a tensor, nonzero and boolean masks, an `if` on a tensor,
-    copies from or to memory that is not pinned, torch.cuda.synchronize() for timing.
+    Why it happens: calls of .item(), .cpu() or float(loss), printing a tensor, nonzero and boolean masks, an `if` on a
+    tensor, copies from or to memory that is not pinned, torch.cuda.synchronize() for timing.
 
     What to do: read results later and less often (log every 100 steps), keep them on the device (torch.where instead of
     `if`), copy with non_blocking=True from pinned memory, remove synchronization for timing.
@@ -178,8 +178,8 @@ def launch_delay(trace: Trace) -> Iterator[Finding | Effect]:
     What to do: check nvidia-smi (or rocm-smi) for other processes on the device, make sure that each rank has its own
     device (LOCAL_RANK), set the device to exclusive mode, turn on persistence mode.
 
-    What could fool it: kernels missing from the trace, because the profiler dropped events or the trace was sampled.
-    Delays are not counted where the launch numbers show that others may be missing in between.
+    What could fool it: kernels missing from the trace, because the profiler dropped events or the trace was sampled. A
+    delay is not counted if the launch numbers show that other kernels may be missing in between.
     """
     losses = _gap_losses(
         trace,

@@ -45,20 +45,20 @@ _LINES = """
 
 @rule("P315", "small-operators", needs=("ops", "steps"))
 def small_operators(trace: Trace) -> Iterator[Finding | Effect]:
-    """The step consists of many operators that are so short that calling them takes longer than they do.
+    """The step consists of many operators so short that calling them takes longer than running them.
 
     What it means: without a device, most of the step goes into operators of a few microseconds and into the Python
-    between them: more than 1,000 of them in each step, and more than half of its time. The processor is busy, but
-    hardly with arithmetic.
+    between them: more than 1,000 of them in each step, and more than half of its time. The CPU is busy, but does little
+    arithmetic.
 
-    Why it happens: a loop over samples, tokens, parameters or time steps in Python; an optimizer that updates each
-    parameter by itself (foreach=False); metrics that are computed element by element.
+    Why it happens: a loop over samples, tokens, parameters or time steps in Python; an optimizer that updates one
+    parameter at a time (foreach=False); metrics that are computed element by element.
 
-    What to do: replace the loop by one operator over a whole tensor (batch it, torch.stack, torch.vmap), use
+    What to do: replace the loop with one operator over a whole tensor (batch it, torch.stack, torch.vmap), use
     torch.compile, which fuses small operators, and foreach=True or fused=True for the optimizer.
 
     What could fool it: the profiler makes each operator take longer, by about a microsecond, most of all with
-    record_shapes. With a device the same is reported as launch-bound (P311).
+    record_shapes. With a device, the same problem is reported as launch-bound (P311).
     """
     rows = trace.sql(_PER_STEP, short=_SHORT_NS, next=_NEXT_NS).rows()
     many = [row for row in rows if row[2] >= _MANY]

@@ -126,7 +126,7 @@ def locked(trace: Trace) -> Iterator[Finding]:
     """A rank keeps its peers waiting because its main thread waits for a lock or for another thread.
 
     What it means: before the collectives in which its peers wait, the main thread of this rank sleeps until another
-    thread wakes it: in a lock, a queue, an event, or the join of a thread.
+    thread wakes it: it waits for a lock, a queue, an event, or another thread to end.
 
     Why it happens: another thread of the process holds the lock for a long time (logging, a prefetcher, a metrics
     client), or does not deliver in time.

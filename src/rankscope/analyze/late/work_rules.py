@@ -15,7 +15,7 @@ from rankscope.model.tables import Trace
 
 @rule("X609", "late-same-line-longer", needs=("host_samples", "collectives"))
 def longer(trace: Trace) -> Iterator[Finding]:
-    """A rank keeps its peers waiting because it takes longer for the same line of code.
+    """A rank keeps its peers waiting because the same line of code takes longer on it.
 
     What it means: all ranks run this line, but this rank computes longer there. It is running all that time: it does
     not wait for data, a lock or a core.
@@ -99,7 +99,7 @@ def optimizer(trace: Trace) -> Iterator[Finding]:
 def sleeping(trace: Trace) -> Iterator[Finding]:
     """A rank keeps its peers waiting because its code sleeps.
 
-    What it means: before the collectives in which its peers wait, the main thread of this rank is in a sleep.
+    What it means: before the collectives in which its peers wait, the main thread of this rank is in a sleep call.
 
     Why it happens: a retry with a delay, a loop that polls a file or a server, a rate limit, leftover debugging code.
 
@@ -136,7 +136,7 @@ def compiling(trace: Trace) -> Iterator[Finding]:
 def more(trace: Trace) -> Iterator[Finding]:
     """A rank keeps its peers waiting because it has more work to do.
 
-    What it means: the same line takes this rank longer, and its input is larger: more samples or tokens per step, or
+    What it means: the same line takes longer on this rank, and its input is larger: more samples or tokens per step, or
     larger matrices, in the metrics and in the profiled steps.
 
     Why it happens: batches of different sizes, sequences of different lengths, a hot expert, an uneven shard.
@@ -157,8 +157,8 @@ def more(trace: Trace) -> Iterator[Finding]:
 def other_dtype(trace: Trace) -> Iterator[Finding]:
     """A rank keeps its peers waiting because it computes in a different data type.
 
-    What it means: the same line takes this rank longer, and in the profiled steps most of its operators compute in
-    a different type than on its peers, for example float64 instead of float32.
+    What it means: the same line takes longer on this rank, and in the profiled steps most of its operators compute in a
+    different type than on its peers, for example float64 instead of float32.
 
     Why it happens: a model or a batch built from numpy arrays (float64), a missing .to(dtype), or autocast that is on
     for some ranks only.

@@ -235,7 +235,7 @@ def kernels_untied(trace: Trace) -> Iterator[Finding]:
 
     What it means: a kernel belongs to the innermost operator that launched it: found by the id that both have, or
     without an id by the runtime call and the operator that was open on its thread. Kernels without an operator are
-    isolated in the linked trace: nothing says what they wait for.
+    isolated in the linked trace: nothing shows what they wait for.
 
     Why it happens: the launch was before the profiler started; the trace has no runtime calls; the kernel was launched
     outside all operators, as libraries that call CUDA themselves do; CUDA graphs whose launch was not recorded.

@@ -32,8 +32,8 @@ _HOST_ORDER, _AFTER_LAUNCH, _STREAM_ORDER, _DEVICE = range(len(_REASONS))
 def critical_path(trace: Trace, selection: Selection) -> Table:
     """One row per piece of the critical path through all ranks, in order of time; the pieces add up to the window.
 
-    The path is found backward, from the end of the last event of the last step: at each event it asks which of all the
-    things that had to end first ended last, and continues there.
+    The path is found backward, from the end of the last event of the last step: of everything that had to
+    end before an event could start, the path continues with what ended last.
     - Work on a device waits for the previous work on its stream, for the events its stream waits for, and for its
       launch. The time between the last of these and its start is kernel-gap, or launch if the launch was the last.
     - A launch waits for its host, which has been busy since it last returned from a wait for the device (synchronizing

@@ -58,8 +58,8 @@ def loss_not_finite(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
     Skip steps whose loss is not finite (on all ranks together), clip gradients, lower the learning rate.
 
     What could fool it: a script that logs NaN to mean "no value". Losses that are NaN for some steps and recover are
-    not reported here. If device losses are recorded only now and then, the first rank is known only as far as the
-    recorded steps show.
+    not reported here. If losses on a device are recorded only every few steps, the named rank is only the first in the
+    recorded steps.
     """
     losses: dict[str, list[Series]] = {}
     for series in series_of(trace, is_training_loss):
@@ -131,7 +131,7 @@ def _named(onset: _Onset) -> str:
 
 @rule("S212", "loss-apart", needs=("metrics",))
 def loss_apart(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
-    """The loss of one rank, at first like that of its peers, rises away from them and stays there.
+    """The loss of one rank, at first like that of its peers, rises above theirs and stays there.
 
     What it means: ranks that train one model on parts of the same data have losses that scatter around one curve. This
     rank has left it for good: its weights no longer match those of its peers, or its data is different.

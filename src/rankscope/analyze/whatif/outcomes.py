@@ -51,13 +51,13 @@ def what_if(trace: Trace, selection: Selection) -> Table:
     number of members, within one host or not. `ideal` is what replaces a duration: the `median` of the peers (of two,
     the shorter), or their `mean`. Stages are alike if each type of operation takes as long as in a typical stage.
 
-    Kinds: `all` is everything like its peers (its slowdown is S, the step divided by the step without slowness),
-    `ranks` no rank slower than its peers, `balance` the work of all stages divided evenly; `rank`, `stage` and `type`
-    are one of them, where types are forward, backward, optimizer, host, collectives or transfers. `worst-ranks` are the
-    slowest 3% of ranks, at least one, and `last-stage` the last: their shares are M_W and M_S of ByteDance's what-if
-    study (OSDI 2025). slowdown is the reverse: everything like its peers except this, divided by everything like its
-    peers. If `all` saves less than half a percent, there are no shares. Waits for ranks that were not traced stay as
-    they were.
+    Kinds: in `all`, everything is as fast as its peers (its slowdown is S, the step divided by the step without
+    slowness); in `ranks`, no rank is slower than its peers; in `balance`, the work of all stages is divided evenly.
+    `rank`, `stage` and `type` change a single rank, stage or type, where types are forward, backward, optimizer, host,
+    collectives or transfers. `worst-ranks` are the slowest 3% of ranks, at least one, and `last-stage` is the last
+    stage: their shares are M_W and M_S of ByteDance's what-if study (OSDI 2025). slowdown is the reverse: the step with
+    everything except this as fast as its peers, divided by the step with everything as fast as its peers. If `all`
+    saves less than half a percent, there are no shares. Waits for ranks that were not traced stay as they were.
     """
     ideal = str(selection.settings["ideal"])
     if ideal not in TYPICAL:

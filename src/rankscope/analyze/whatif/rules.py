@@ -29,7 +29,7 @@ def stage_imbalance(trace: Trace) -> Iterator[Finding | Effect]:
     equal work in all stages.
 
     Why it happens: the output layer and the loss with a large vocabulary on the last stage, the embedding on the first,
-    layers of different cost, or a number of layers that the number of stages does not divide.
+    layers of different cost, or a number of layers that is not a multiple of the number of stages.
 
     What to do: move layers from this stage to the others, give the last stage fewer layers to make up for the output
     layer, or split the output layer's vocabulary over ranks.
