@@ -18,7 +18,7 @@ _SIZES = [f"[[{1024 * size}]]" for size in range(1, 51)]
 
 
 def write_wide_page(path: Path, n_ranks: int, n_columns: int) -> None:
-    """One rank never comes to the last collective."""
+    """One rank never reaches the last collective."""
     culprit = n_ranks // 2 + 1
     everyone = tuple(range(n_ranks))
     found = Finding(

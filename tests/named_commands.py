@@ -24,7 +24,7 @@ _LOOSE = re.compile(rf"\brankscope (?:{'|'.join(COMMANDS)})\b[^;,.)]*")
 _CODE = re.compile(r"\[([A-Z]\d{3})\]")
 # What stands for the capture where a text was written before the capture was known.
 _PLACEHOLDERS = ("PATH", "DIR", "FOLDER", "LOG", "OTHER")
-# These need a job, an address or somebody who ends them, or take long: only their options are checked.
+# These need a job, an address or a user who ends them, or take long: only their options are checked.
 _NEED_MORE = ("record", "snapshot", "attach", "desync", "serve", "report")
 _MAX_COMMANDS = 40
 

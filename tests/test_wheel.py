@@ -34,7 +34,7 @@ PAGES = ("README.md", "docs/index.md", "docs/quickstart.md", "docs/skill/SKILL.m
 SHELL_BLOCK = re.compile(r"(?ms)^```sh\n(.*?)^```$")
 SITUATION = re.compile(r"(?m)^\| [^|]+ \| (`rankscope.+) \|$")
 HAS_TORCH = find_spec("torch") is not None
-# The files that the pages speak of, as somebody who follows them would have them.
+# The files that the pages speak of, as a reader who follows them would have them.
 SCENES = (
     "rankscope demo -o dumps --fault op --ranks 8",
     "rankscope demo -o compiled --fault recompiles",
@@ -42,7 +42,7 @@ SCENES = (
     "rankscope demo -o bad --fault op --ranks 8",
     "rankscope demo -o traces --fault data-loading --ranks 2 --steps 2 --execution-traces",
 )
-# Until it has said its address: it runs until somebody ends it.
+# Until it has said its address: it runs until it is ended.
 SERVE = """\
 rankscope serve dumps --port 0 --json > served.txt & server=$!
 until grep http served.txt; do kill -0 $server; sleep 0.1; done

@@ -87,7 +87,7 @@ def test_stages_follow_from_who_sends_first() -> None:
 
 
 def test_a_ring_of_transfers_is_no_pipeline() -> None:
-    """Nor when somebody outside of it sends something to one of its members."""
+    """Nor when a rank outside of it sends something to one of its members."""
     processes = []
     for rank in range(3):
         process = Process(rank)

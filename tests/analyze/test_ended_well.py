@@ -1,4 +1,4 @@
-"""A job that came to its end by itself was not hanging, whatever its dumps look like. All others get their verdict."""
+"""A job that ended on its own was not hanging, whatever its dumps look like. All others get their verdict."""
 
 from __future__ import annotations
 

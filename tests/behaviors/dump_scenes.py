@@ -43,7 +43,7 @@ def _broadcasting(rank: int) -> list[dict[str, Any]]:
 
 
 def _coalescing(rank: int) -> list[dict[str, Any]]:
-    """Two gathers in one coalesced group; then rank 2 does not come to the next all_reduce."""
+    """Two gathers in one coalesced group; then rank 2 does not reach the next all_reduce."""
     gather = {"profiling_name": "nccl:_all_gather_base"}
     trailer: dict[str, list[Any]] = {"input_sizes": [], "output_sizes": [], "input_dtypes": [], "output_dtypes": []}
     return [
@@ -71,7 +71,7 @@ def _batching(rank: int) -> list[dict[str, Any]]:
 
 
 def _untyped(rank: int) -> list[dict[str, Any]]:
-    """The dump of rank 1 has no types, as before layout 2.1; rank 2 does not come to the last call."""
+    """The dump of rank 1 has no types, as before layout 2.1; rank 2 does not reach the last call."""
     calls = [_ended(1), make_entry(2)] if rank != 2 else [_ended(1)]
     return [{name: value for name, value in call.items() if rank != 1 or "dtypes" not in name} for call in calls]
 

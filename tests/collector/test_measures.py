@@ -161,7 +161,7 @@ def test_what_is_no_number_on_the_host_is_none(value: Any) -> None:
 
 
 class Event:
-    """Of a device that is still at work until somebody says otherwise."""
+    """Of a device that is still at work until the test says otherwise."""
 
     is_done = False
 

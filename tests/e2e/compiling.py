@@ -25,7 +25,7 @@ class Case(NamedTuple):
     n_ranks: int = 1
     odd_rank: int = -1
     environment: tuple[tuple[str, str], ...] = ()
-    imports_torch: bool = False  # as a job does that somebody starts; else it is forked from a process that has
+    imports_torch: bool = False  # as a job does that a user starts; else it is forked from a process that has
 
     @property
     def folder(self) -> str:

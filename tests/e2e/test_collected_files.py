@@ -50,7 +50,7 @@ class Collected(NamedTuple):
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    """Two ranks of torchrun: DDP, torch.compile, messages; somebody asks for a dump; all that can be collected is."""
+    """Two ranks of torchrun: DDP, torch.compile, messages; a dump is requested; all that can be collected is."""
     scratch = tmp_path_factory.mktemp("everything")
     programs = nsys_stand_in.install(scratch / "bin")
     folder = scratch / "traces"

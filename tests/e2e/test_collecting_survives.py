@@ -282,7 +282,7 @@ def test_a_rank_that_raises(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_sleeps_for_ever(tmp_path: Path) -> None:
-    """The watchdog sees it; then somebody ends the job."""
+    """The watchdog sees it; then the job is ended."""
     job = (*TORCHRUN, "--nproc-per-node", "2", TRAINING, "--sleeps", "1")
     process = start_record(tmp_path / "traces", ("--desync", "--stall", "2"), job)
     stalled = "no collective has finished for 2 s: wrote"

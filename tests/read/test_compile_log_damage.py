@@ -104,7 +104,7 @@ def test_a_file_with_torchs_name_and_nothing_in_it_is_a_clear_error(tmp_path: Pa
 
 
 def test_junk_between_records_does_not_hide_them(tmp_path: Path) -> None:
-    """Somebody's prints and a traceback went into the same stream."""
+    """Other prints and a traceback went into the same stream."""
     log = LogBuilder(0).start()
     log.raw(b"step 12 loss 0.5\n").raw(b'Traceback (most recent call last):\n  File "x.py", line 3\n').metrics()
 

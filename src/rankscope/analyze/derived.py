@@ -23,7 +23,7 @@ def derived(trace: Trace, make: Callable[[Trace], Result]) -> Result:
 
 
 def table(name: str, *, needs: tuple[str, ...]) -> Callable[[MakerFunction], MakerFunction]:
-    """Says that a function makes a derived table, when somebody first asks for it. The arguments are literals.
+    """Says that a function makes a derived table, when it is first asked for. The arguments are literals.
 
     It is not called for a capture that has none of the tables it needs: the table is then empty.
     """

@@ -1,6 +1,6 @@
 """What the collector reports about the job: what it was asked for, and whether the job ended well.
 
-A job that ended by itself was not hanging, whatever a counter says that was read a moment too early.
+A job that ended on its own was not hanging, whatever a counter says that was read a moment too early.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def asked_for(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def ended_well(trace: Trace) -> bool:
-    """True when it is known: no process failed, and every rank in the capture ended by itself."""
+    """True when it is known: no process failed, and every rank in the capture ended on its own."""
     return derived(trace, _ended_well)
 
 

@@ -95,7 +95,7 @@ class Collection:
 
     def __init__(self, run: Run | None, undo: list[Callable[[], object]]) -> None:
         self._run = run
-        self._undo = undo  # empty where it was somebody else who began
+        self._undo = undo  # empty if the launcher or an earlier call began
         self._pid = os.getpid()
 
     @property

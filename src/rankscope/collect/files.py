@@ -42,7 +42,7 @@ class Publisher:
             partial.unlink(missing_ok=True)
 
     def publish_written(self, name: str, partial: Path, *, pack: bool = False, replace: bool = False) -> str:
-        """As publish, for a file that somebody else has written aside; it is gone afterwards."""
+        """As publish, for a file that other code has written aside; it is gone afterwards."""
         packed: Path | None = None
         try:
             if pack:

@@ -1,4 +1,4 @@
-"""A dump on request while the job runs: somebody leaves a file in the run's folder, and each rank answers in its part
+"""A dump on request while the job runs: a file in the run's folder asks for it, and each rank answers in its part
 of the manifest when all of its files are written.
 """
 
@@ -17,7 +17,7 @@ from rankscope.collect.part import Part
 from rankscope.collect.run import Run
 
 NAME = "snapshot.request"
-ASKED = "asked by "  # begins the reason of a dump that somebody wanted
+ASKED = "asked by "  # begins the reason of a dump on request
 _SHORTEST_SECONDS = 0.5
 _RANKS_PER_SECOND = 1000  # that look at a folder they may share
 _MAX_BYTES = 4096
@@ -65,7 +65,7 @@ class Requests(Part):
         try:
             with self._path.open("rb") as file:
                 value = json.loads(file.read(_MAX_BYTES))
-        except (OSError, ValueError):  # taken away, or written by somebody else
+        except (OSError, ValueError):  # taken away, or written by another program
             value = None
         request = value if isinstance(value, dict) else {}
         return str(request.get("id", ""))[:100], str(request.get("by", ""))[:100]

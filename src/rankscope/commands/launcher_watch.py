@@ -1,6 +1,6 @@
 """Stands in for `rankscope record` if that is killed, so that the capture says so and is completed all the same.
 
-A process of its own waits at a pipe. When the other end goes without a word, the launcher was killed. As with a shell,
+A separate process waits at a pipe. When the other end disappears silently, the launcher was killed. As with a shell,
 the job runs on unless it was to end with the launcher.
 """
 

@@ -188,7 +188,7 @@ class DesyncText:
         self.reports.append(report)
 
     def _begin_torch(self, key: str, rank: int) -> None:
-        # Without a word about the group it is the one of all ranks: others are rarely tracked alone.
+        # If the text does not name the group, it is that of all ranks: others are rarely tracked alone.
         spoken = self._groups.get(key) or _Spoken(rank, "0", "default_pg")
         rank = spoken.rank if rank == MISSING else rank
         self._open[key] = GroupReport("torch", rank, self.modified_ns, spoken.name, spoken.desc)

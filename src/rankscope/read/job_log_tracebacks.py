@@ -174,7 +174,7 @@ class Traceback:
         self._is_ended = False
 
     def _look_after(self, line: Line) -> bool:
-        """What the same process prints after it: ordinary output means that somebody caught the exception."""
+        """What the same process prints after it: ordinary output means that the exception was caught."""
         if not line.text.strip():
             return True
         if line.is_logged or message_of(line.text) or line.text.startswith(("  ", "Exception ignored", "frame #")):

@@ -23,7 +23,7 @@ from rankscope.read.recorder_shapes import is_user_frame
 
 Row = dict[str, Any]
 Process = tuple[int, int]
-# Beyond this many messages only those that somebody may look for are kept: a verbose log has millions.
+# Beyond this many messages only those that a reader may look for are kept: a verbose log has millions.
 MAX_LINES = 100_000
 _ALWAYS_KEPT = ("recompiles", "recompiles_verbose", "graph_breaks", "perf_hints")
 _MAX_TEXT = 16_384

@@ -60,7 +60,7 @@ def stalls(trace: Trace, compilations: Sequence[dict[str, Any]]) -> list[Finding
 
 
 def recorded(late_s: dict[int, float], n_ranks: int = 4) -> Trace:
-    """Two all_reduces in Flight Recorder dumps: all come to the first, some late to the second at 5 s."""
+    """Two all_reduces in Flight Recorder dumps: all join the first, some are late to the second at 5 s."""
     programs = {}
     for rank in range(n_ranks):
         at = 5 * SECOND_MS + round(late_s.get(rank, 0) * SECOND_MS)

@@ -100,7 +100,7 @@ def fail(rank: int, options: argparse.Namespace) -> None:
 
 
 def ask_for_a_dump() -> None:
-    """As somebody at a shell does who wants to know how the job is; all ranks wait until that is written."""
+    """As a user at a shell does who wants to know how the job is; all ranks wait until that is written."""
     os.kill(os.getpid(), signal.SIGUSR2)
     time.sleep(1)
     dist.barrier()

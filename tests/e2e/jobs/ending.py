@@ -119,7 +119,7 @@ def loop_forever(options: Options) -> None:
 
 
 def come_late(options: Options) -> None:
-    """Comes to the collective after the others have given up."""
+    """Reaches the collective after the others have given up."""
 
     def act() -> None:
         time.sleep(2 * options.timeout)  # planted: late
@@ -342,7 +342,7 @@ def thread_fails(options: Options) -> None:
 
 
 def terminated(options: Options) -> None:
-    """Somebody ends one rank, not the launcher."""
+    """One rank is ended, not the launcher."""
 
     def act() -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # planted: terminated

@@ -140,7 +140,7 @@ KINDS = {
 
 
 def dump_at_another_time(folder: Path, box: BlackBox) -> None:
-    """As when somebody asks one rank after the other: each has trained on before it dumps."""
+    """As when a user asks the ranks one by one: each has trained on before it dumps."""
     rank = dist.get_rank()
     for step in range(4 * STEPS):
         if step == 3 * rank:

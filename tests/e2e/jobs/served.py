@@ -1,6 +1,6 @@
 """Averages gradients until it is told to stop, and can be asked meanwhile: torch's debug server runs in it.
 
---fault asleep: rank 1 does not come back from loading its fourth batch before somebody opens the gate, a named pipe.
+--fault asleep: rank 1 does not come back from loading its fourth batch before the test opens the gate, a named pipe.
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ def test_a_huge_string_number_does_not_make_a_huge_table(tmp_path: Path) -> None
 
 
 def test_two_logs_of_a_rank_are_one_tree(tmp_path: Path) -> None:
-    """Defect: one of them overwrites the other without a word."""
+    """Defect: one of them overwrites the other silently."""
     logs = [LogBuilder(rank=0, pid=pid).graph(text=str(pid)).metrics() for pid in (1, 2)]
     for log in logs:
         log.write(tmp_path / "logs" / str(log.pid))

@@ -93,7 +93,7 @@ def plan_of(graphs: Sequence[RankGraph], books: Sequence[Groups]) -> Plan:
 def _after_join(meetings: Sequence[Meeting], start: Array, duration: Array, is_comparable: bool) -> list[int]:
     """As measured: from when the last one joined to when each was done.
 
-    Where the clocks cannot be compared, the shortest duration is that of somebody who did not wait for anybody.
+    Where the clocks cannot be compared, the shortest duration is that of a rank that did not wait for another.
     """
     took = np.full(len(start), NOBODY)
     for meeting in meetings:

@@ -119,7 +119,7 @@ def _is_consistent(rows: CommRows, chosen: Array, event: Array) -> Array:
 
 
 def _to_place(rows: CommRows, event: Array) -> Array:
-    """Those without a number. Transfers without a word about the other end would fit anywhere, and so would what runs
+    """Those without a number. Transfers that do not name the other end would fit anywhere, and so would what runs
     on the host in unknown groups: its members end at different times."""
     is_open: Array = (event == MISSING) & ((rows.domain != MISSING) | ~(rows.is_p2p | rows.is_on_host))
     return is_open

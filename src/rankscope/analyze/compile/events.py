@@ -63,7 +63,7 @@ def compile_events(trace: Trace) -> Table:
 def _marks_by_process(trace: Trace) -> Iterator[_Marks]:
     records = trace.table("compile_records")
     rows = np.flatnonzero(records.text("kind").equals("chromium_event") & (records.array("n_payload_bytes") > 0))
-    # One file may hold several ranks, when somebody put their output together.
+    # One file may hold several ranks, if their output was put together.
     processes = np.stack([records.array("file_id")[rows], records.array("rank")[rows]], axis=1)
     for process in np.unique(processes, axis=0):
         yield _read_marks(trace, rows[(processes == process).all(axis=1)])

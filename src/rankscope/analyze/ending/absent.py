@@ -211,7 +211,7 @@ def left_early(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
 
 
 def _leavers(trace: Trace) -> tuple[list[int], list[int]]:
-    """Ranks that ended by themselves, and those that failed or waited in a call which the former have not made."""
+    """Ranks that ended on their own, and those that failed or waited in a call which the former have not made."""
     manifests, view = trace.table("manifests"), job_view(trace)
     by_itself = manifests.text("ending").equals("exit") | manifests.text("ending").equals("left")
     ended = set(manifests.array("rank")[by_itself].tolist())

@@ -1,4 +1,4 @@
-"""Ranks that ended by themselves before the others: by a signal, an exit code, or without a word."""
+"""Ranks that ended on their own before the others: by a signal, with an exit code, or silently."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Death(NamedTuple):
 
 
 def deaths_of(trace: Trace) -> list[Death]:
-    """Crashes first, then exit codes, then ranks that are gone without a word."""
+    """Crashes first, then exit codes, then ranks that disappeared silently."""
     return derived(trace, _find_deaths)
 
 
@@ -84,7 +84,7 @@ def _crashed(trace: Trace) -> Iterator[Death]:
 
 
 def _ended_alone(trace: Trace) -> Iterator[Death]:
-    """Ranks that somebody sent SIGTERM while no other rank had failed or been told to end."""
+    """Ranks that were sent SIGTERM while no other rank had failed or been told to end."""
     table = trace.table("thread_stacks")
     asked_at: dict[int, int] = {}
     for rank, time_ns, reason in zip(
@@ -121,7 +121,7 @@ def _is_own(code: int) -> bool:
 
 
 def _asked_to_end(trace: Trace) -> set[int]:
-    """Ranks that wrote stacks because somebody wanted them to end."""
+    """Ranks that wrote stacks because they were asked to end."""
     table = trace.table("thread_stacks")
     reasons = [reason in ("SIGTERM", "SIGINT") or "SIG" in reason for reason in table.text("reason").tolist()]
     return {rank for rank, is_end in zip(table.array("rank").tolist(), reasons, strict=True) if is_end}

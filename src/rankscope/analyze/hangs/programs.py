@@ -171,7 +171,7 @@ class Programs:
         return [replace(past, tokens=past.tokens * 2, rows=past.rows * 2, period=len(past.rows)) for past in pasts]
 
     def _furthest(self, row: int, others: Sequence[int]) -> list[Reference]:
-        """Of those that came to the call the same way, the two that went on longest after it."""
+        """Of those that reached the call the same way, the two that continued longest after it."""
         alike = (other for other in others[:_MAX_CANDIDATES] if self.same_context(row, other))
         return sorted(
             (self._reference(other, "siblings") for other in alike), key=lambda reference: -len(reference.rows)
@@ -214,7 +214,7 @@ class Programs:
         return any(self.token[other] == self.token[row] for other in self.precedents(row))
 
     def _recurs(self, row: int) -> bool:
-        """True when the rank comes to this very call the same way again: then its program is another one."""
+        """True when the rank reaches this very call the same way again: then its program is another one."""
         before, after = self.preceding(row, _ALIKE[0]), self.following(row)
         pattern = [*self.token[before].tolist(), int(self.token[row])]
         later = self.token[after]

@@ -229,7 +229,7 @@ def _stuck(view: JobView, programs: Programs, ranks: Sequence[int], calls_of: di
     # Of several calls that wait for the rank, the one it would have made next; only then do times of hosts decide.
     expected = programs.next_class(int(rows[-1])) if len(rows) else None
     first = min(calls, key=lambda call: (int(programs.group_class[call.group]) != expected, first_join(view, call)))
-    # Members of a group must come to its collective. A transfer may have been left out, and all that followed made.
+    # Members of a group must join its collective. A transfer may have been left out, and all that followed made.
     is_owed = any(not call.is_p2p and not _may_be_extra(view, programs, call) for call in calls)
     return Cause(
         rule="rank-stuck",

@@ -110,7 +110,7 @@ class Attempt:
 
     @property
     def exits(self) -> dict[int, Event]:
-        """How each process ended that ended by itself, by rank; the launcher's table comes before its lines."""
+        """How each process ended that ended on its own, by rank; the launcher's table comes before its lines."""
         stopped = self.stopped_pids
         exits: dict[int, Event] = {}
         for event in self.of("exit"):

@@ -13,7 +13,7 @@ _TOLD = (-15, 143)
 
 
 def first_exits(attempt: Attempt) -> list[Event]:
-    """How ranks ended by themselves, without those that ended later than the first ones, where their times are known.
+    """How ranks ended on their own, without those that ended later than the first ones, where their times are known.
 
     A launcher ends the others after the first failure, at last with SIGKILL.
     """

@@ -1,6 +1,6 @@
 """What had to be over before what: the excerpt as a graph whose edges have lengths, once as they were and in variants.
 
-The work of a stream between two points at which somebody waits for it, or it for somebody, is one run. A run begins
+The work of a stream between two points at which it waits for other work, or is waited on, is one run. A run begins
 when the run before and everything it waits for are over and lasts as long as its work and the gaps in it take; and it
 cannot be over before its launches reach the device and what follows each of them is done. So a run has two lengths: one
 from what precedes it on the device, and one from the host's last wait, from which its launches are counted. With the

@@ -78,7 +78,7 @@ def start_frontend(port: int, where: Mapping[str, str]) -> subprocess.Popen[byte
 
 
 def end_frontend(process: subprocess.Popen[bytes]) -> str:
-    """Ends it; what it had to say if it had ended by itself."""
+    """Ends it; returns what it printed if it had already exited."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()

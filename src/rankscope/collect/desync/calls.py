@@ -290,7 +290,7 @@ def _failure(work: Any) -> str:
 
 
 def _forget(groups: dict[int, Group], key: int) -> None:
-    groups.pop(key, None)  # another group may come to have the same identity
+    groups.pop(key, None)  # another group may get the same identity later
 
 
 def is_timeout(text: str) -> bool:

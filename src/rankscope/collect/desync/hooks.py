@@ -38,7 +38,7 @@ class Hooks:
         leave_out_of_compiling([method for *_, method in self._replaced])
 
     def remove(self) -> None:
-        """Methods that somebody else has replaced meanwhile stay as they are: ours then only pass the call on."""
+        """Methods that other code has replaced meanwhile stay as they are: ours then only pass the call on."""
         self._is_on = False
         for owner, name, original, hooked in self._replaced:
             if owner.__dict__.get(name) is hooked:
@@ -76,7 +76,7 @@ class Hooks:
                 raise
             try:
                 calls.returned(call, work)
-            except Exception:  # a handle of somebody else's making
+            except Exception:  # a handle from another library
                 calls.n_unnoted += 1
             return work
 

@@ -160,7 +160,7 @@ class Endings(Part):
         self._earlier_thread_hook(raised)
 
     def _watch_worker(self) -> None:
-        """Exceptions of multiprocessing's workers never come to a hook, but its finalizers run while they pass by."""
+        """Exceptions of multiprocessing's workers never reach a hook, but its finalizers run while they pass by."""
         spawning = sys.modules.get("multiprocessing.process")
         if spawning is not None and spawning.parent_process() is not None:
             from multiprocessing.util import Finalize
@@ -217,7 +217,7 @@ class Endings(Part):
 class _WakeUpPipe:
     """Signals as bytes, written by the interpreter's C code when they arrive; a thread reads them.
 
-    The interpreter writes into one pipe only. Where somebody else has it, as asyncio may, the handlers write.
+    The interpreter writes into one pipe only. If other code has it, as asyncio may, the handlers write.
     """
 
     def __init__(self, on_signal: Callable[[int], None]) -> None:

@@ -21,7 +21,7 @@ from rankscope.collect.dumps.c_printer import CPrinter
 from rankscope.collect.part import Part
 from rankscope.collect.run import EXIT, Run
 
-ON_REQUEST = "SIGUSR2"  # the reason of a dump that somebody asked for with this signal
+ON_REQUEST = "SIGUSR2"  # the reason of a dump requested with this signal
 HELD = "no Python code could run"  # the reason of what was printed when the collector's thread stood still
 COLLECTOR = "rankscope"  # begins the names of the collector's threads
 _LEFT_BEHIND = ".held.txt"

@@ -35,7 +35,7 @@ class TorchWatcher:
 
     def torch_is_imported(self) -> None:
         if "rankscope" not in sys.modules:
-            import rankscope  # noqa: F401 - while there is somebody who finds it
+            import rankscope  # noqa: F401 - while its finder is still installed
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         from rankscope.collect.launching import startup

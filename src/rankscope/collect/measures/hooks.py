@@ -68,7 +68,7 @@ class Hooks:
         self._replaced.append((owner, name, original, ours))
 
     def remove(self) -> None:
-        """Where somebody has wrapped ours since, it stays below theirs and does nothing any more."""
+        """If other code has wrapped ours since, it stays below theirs and does nothing any more."""
         self.is_on = False
         for owner, name, original, ours in reversed(self._replaced):
             if vars(owner).get(name) is ours:

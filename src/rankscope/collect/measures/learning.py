@@ -98,5 +98,5 @@ class Learning:
             rate = scalar_on_host(optimizer.param_groups[0]["lr"])
             if rate is not None:
                 self._latest[RATE] = rate
-        except Exception:  # an optimizer of somebody else's making
+        except Exception:  # an optimizer from another library
             self._latest.pop(RATE, None)

@@ -97,7 +97,7 @@ class Optimizers(Sign):
 
     def stepped(self, optimizer: Any, keywords: dict[str, Any]) -> None:
         late = self._ending()
-        if late is not None:  # somebody keeps the keywords of the call before
+        if late is not None:  # other code keeps the keywords of the call before
             late.end()
         if not self._finder.saw(OPTIMIZER, optimizer):
             return
@@ -159,7 +159,7 @@ class _Wrapping(Sign):
             self._replaced.append((owner, name, original, ours))
 
     def remove(self) -> None:
-        """What somebody else has wrapped meanwhile stays: ours then only passes the call on."""
+        """What other code has wrapped meanwhile stays: ours then only passes the call on."""
         self._is_on = False
         for owner, name, original, ours in self._replaced:
             if vars(owner).get(name) is ours:

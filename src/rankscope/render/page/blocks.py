@@ -56,7 +56,7 @@ class Blocks:
     def get(self, name: str) -> bytes:
         if name not in self.packed:
             made = self.makers[name]()
-            level = 1 if self.is_served else 6  # somebody waits for it, and it does not travel far
+            level = 1 if self.is_served else 6  # the reader waits for it, and it does not travel far
             self.packed[name] = pack(made._replace(meta=self.clean(made.meta)) if self.clean else made, level)
         return self.packed[name]
 
