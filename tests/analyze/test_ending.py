@@ -121,16 +121,21 @@ def test_a_failed_job_is_never_fine() -> None:
     assert "exit code 7" in root_cause(trace).title
 
 
-def late_joiner() -> Trace:
+def late_joiner(victims_reason: str = TIMED_OUT) -> Trace:
     trace = job({0: [f"{CALL} done"], 1: [f"{CALL} done"]})
     calls = trace.table("collectives")
     late = [row if row["rank"] == 0 else {**row, "created_ns": row["created_ns"] + 20 * 10**9} for row in calls.rows()]
     trace = Trace(trace.paths, {**trace.tables, "collectives": Table.from_rows("collectives", late)})
-    return with_stacks(trace, {0: [(5, TIMED_OUT, WAITING)], 1: [(21, CLOSED, WAITING)]})
+    return with_stacks(trace, {0: [(5, victims_reason, WAITING)], 1: [(21, CLOSED, WAITING)]})
 
 
 def test_who_came_after_the_time_out_is_the_cause() -> None:
     assert [code for code, ranks in errors(late_joiner()) if ranks == (1,)] == ["H121"]
+
+
+def test_who_comes_after_a_connection_broke_is_a_victim_too() -> None:
+    """A third rank is gone: the one that calls last did not make the others give up."""
+    assert all(code != "H121" for code, _ in errors(late_joiner(CLOSED)))
 
 
 def test_ranks_of_other_nodes_are_elsewhere() -> None:

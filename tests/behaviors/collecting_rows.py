@@ -18,7 +18,7 @@ def _steps(folder: Path, name: str) -> list[int]:
 def _covers(folder: Path, steps: list[int]) -> None:
     """Both traces mark these steps and hold operators."""
     for name in ("torch_et_0.json", "kineto_trace_0.json"):
-        assert _steps(folder, name) == steps
+        assert _steps(folder, name) == steps, f"{name} covers {_steps(folder, name)}"
         assert '"aten::addmm"' in (folder / "t" / name).read_text()
 
 

@@ -204,7 +204,7 @@ def test_an_exception_of_a_thread_is_dumped_once(tmp_path: Path) -> None:
         assert job.ended() == 0
         assert job.process.stderr
         assert job.process.stderr.read().count("Exception in thread loader") == 2
-    assert reasons(job) == ["KeyError: 'batch'"]
+    assert reasons(job) == ["KeyError: 'batch' (in thread loader)"]
     assert ending(tmp_path) == "exit"  # the job went on without it
     assert "[loader] (most recent call first):\n  File" in job.stacks()
 

@@ -94,6 +94,7 @@ def positive_int(text: str) -> int:
 def load_trace(args: Namespace, transform: Callable[[Trace], None] | None = None) -> Trace:
     settings: ReadSettings = {"prefix": args.prefix, "jobs": args.jobs, "with_stacks": args.stacks}
     settings["capture"] = getattr(args, "capture", None)  # fr has torch's options only
+    settings["one_world"] = bool(getattr(args, "durations_from", None))
     settings["cache"] = None if args.no_cache else args.cache or default_cache()
     if args.cluster:
         from rankscope.scale import on_cluster

@@ -70,6 +70,7 @@ class Options:
     with_stacks: bool = False  # also the Python functions of profiler traces
     cluster: Spread | None = None  # where to read; None: in processes of this machine
     capture: int | None = None  # which of the captures that the dumps are of; None: the newest that is whole
+    one_world: bool = False  # profiles in different folders belong together: the user says so
 
 
 class ReadSettings(TypedDict, total=False):
@@ -81,6 +82,7 @@ class ReadSettings(TypedDict, total=False):
     with_stacks: bool
     cluster: Spread | None
     capture: int | None
+    one_world: bool
 
 
 def read_capture(paths: Sequence[str], options: Options) -> Trace:
@@ -112,7 +114,7 @@ def read_capture(paths: Sequence[str], options: Options) -> Trace:
 
             merger.add(reported_ranks(merger.parts))
         trace = Trace(shown, merger.tables(), parts)
-    _finish_files(trace, rows, options.capture)
+    _finish_files(trace, rows, options.capture, options.one_world)
     if not any(trace.has(spec.name) for spec in SCHEMA.values() if spec.is_source):
         raise _all_damaged(trace) if _damaged(trace) else _nothing_found(shown, _rows(trace), options.prefix)
     return trace
@@ -281,7 +283,7 @@ def _unreadable_row(item: Unreadable) -> Row:
     return {"path": item.shown, "rank": MISSING, "status": item.status, "problem": item.problem, "hint": item.hint}
 
 
-def _finish_files(trace: Trace, rows: list[Row], chosen: int | None) -> None:
+def _finish_files(trace: Trace, rows: list[Row], chosen: int | None, one_world: bool) -> None:
     """One row per file; files that another one of the same rank replaced are marked. Worlds are taken apart."""
     trace.tables["files"] = concat("files", [trace.table("files"), Table.from_rows("files", rows)])
     files = trace.tables["files"]
@@ -290,7 +292,7 @@ def _finish_files(trace: Trace, rows: list[Row], chosen: int | None) -> None:
         number_calls(trace.tables)
         joined = join_backends(trace.tables)
         captures = find_captures(trace.tables, chosen)
-    elif trace.has("profiles"):
+    elif trace.has("profiles") and not one_world:
         captures = profiled_captures(trace, chosen)
     moved = separate_worlds(trace, captures, joined, is_chosen=chosen is not None)
     for world in trace.beside:

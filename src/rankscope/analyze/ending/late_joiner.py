@@ -35,13 +35,14 @@ def late_joiner(trace: Trace) -> Iterator[Finding | Effect | Skipped]:
 
     What to do: look at what the rank did before the call. Give the process group a longer timeout if that is expected.
 
-    What could fool it: host clocks that differ by more than the timeout.
+    What could fool it: host clocks that differ by more than the timeout. A rank whose connection broke did not give up
+    waiting: one that reaches the call after that is another victim.
     """
     if ended_well(trace):
         yield Skipped("the job ended normally")
         return
     view = job_view(trace)
-    for rank, gave_up_ns in sorted(give_up_times(trace).items(), key=lambda item: item[1]):
+    for rank, gave_up_ns in sorted(give_up_times(trace, only_waiting=True).items(), key=lambda item: item[1]):
         rows = view.rows_of(rank) if rank in view.ranks else np.zeros(0, np.int64)
         late = _latest(view, int(rows[-1]), gave_up_ns) if len(rows) else MISSING
         if late != MISSING:

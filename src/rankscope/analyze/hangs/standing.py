@@ -28,6 +28,9 @@ _GAVE_UP = re.compile(  # what ends a call that others did not answer
     r"(?i)tim(ed|e) ?-?out|(closed|reset) by peer|broken pipe|connection (was likely )?closed|failed to pass monitored"
     r"|communicator was aborted|remote (process|error)|failed to recv"
 )
+# A connection that broke ends a call at once: nobody gave up waiting.
+_LOST = re.compile(r"(?i)(closed|reset) by peer|broken pipe|connection (was likely )?closed|remote (process|error)")
+_TIMED_OUT = re.compile(r"(?i)tim(ed|e) ?-?out")
 _OF_PEERS = re.compile(r"Dist(Store|Network|Backend)?Error|/gloo/|monitoredBarrier|c10d|(?i:nccl)")
 # Stacks that were written because nothing moved, by the collector's watchdog or by torch's.
 STALLS = re.compile(
@@ -104,14 +107,16 @@ def thread_end_of(trace: Trace, rank: int) -> ThreadEnd | None:
     return None
 
 
-def give_up_times(trace: Trace) -> dict[int, int]:
-    """When each rank raised because others did not answer: the first time."""
+def give_up_times(trace: Trace, *, only_waiting: bool = False) -> dict[int, int]:
+    """When each rank first raised because others did not answer; `only_waiting`: not where a connection broke."""
     table = trace.table("thread_stacks")
     times: dict[int, int] = {}
     for row in table.take(np.flatnonzero(table.array("is_main"))).rows():
-        is_tired = _RAISED.match(row["reason"]) and _GAVE_UP.search(row["reason"]) and row["time_ns"] != MISSING
-        if is_tired and (_OF_PEERS.search(row["reason"]) or "Timed out" in row["reason"]):
-            times[row["rank"]] = min(row["time_ns"], times.get(row["rank"], row["time_ns"]))
+        reason, time_ns = row["reason"], row["time_ns"]
+        is_tired = _RAISED.match(reason) and _GAVE_UP.search(reason) and time_ns != MISSING
+        has_waited = _TIMED_OUT.search(reason) or not _LOST.search(reason)
+        if is_tired and (has_waited or not only_waiting) and (_OF_PEERS.search(reason) or "Timed out" in reason):
+            times[row["rank"]] = min(time_ns, times.get(row["rank"], time_ns))
     return times
 
 
